@@ -1,0 +1,32 @@
+//! Format limits: constants of format version 1, the same on every node, and part of block validity.
+
+/// Longest key in normal form, in bytes.
+pub const MAX_KEY_BYTES: usize = 1024;
+/// Longest value, in bytes.
+pub const MAX_VALUE_BYTES: usize = 1 << 20;
+/// Longest encoded block, in bytes.
+pub const MAX_BLOCK_BYTES: usize = 4 << 20;
+/// Most ops in one block.
+pub const MAX_BLOCK_OPS: usize = 16_384;
+/// Most parents that one block names.
+pub const MAX_BLOCK_PARENTS: usize = 64;
+/// Most dots that one op supersedes.
+pub const MAX_OP_SUPERSEDED: usize = 4_096;
+/// Most request ids that one block answers.
+pub const MAX_BLOCK_REQUESTS: usize = 4_096;
+/// Largest integer that a block may hold; larger ones are malformed.
+pub const MAX_UINT: u64 = i64::MAX as u64;
+/// Longest database name, in bytes.
+pub const MAX_DATABASE_NAME_BYTES: usize = 128;
+
+/// How far a stamp may run ahead of this node's clock because of what others wrote, in milliseconds.
+pub const MAX_CLOCK_DRIFT_MS: u64 = 60_000;
+
+/// Most blocks that wait for their dependencies, per replica.
+pub const MAX_PENDING_BLOCKS: usize = 4_096;
+/// Most bytes of blocks that wait for their dependencies, per replica.
+pub const MAX_PENDING_BYTES: usize = 16 << 20;
+/// The part of the pending pool, in percent, that one sender may fill.
+pub const MAX_PENDING_SHARE_PERCENT: usize = 50;
+/// Up to this many heads are kept in one record; above it each has its own.
+pub const MAX_PACKED_HEADS: usize = 64;

@@ -1,0 +1,374 @@
+//! The replica state machine: one node's copy of one database, as far as it decides.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::block::{Block, BlockHash, Change, Draft, Op};
+use crate::clock::{Clock, WallTime};
+use crate::database::DatabaseId;
+use crate::dot::{Author, Dot, ReplicaId, VersionVector};
+use crate::effect::{Effect, OpOutcome, WriteOutcome};
+use crate::group::{Gathered, Group, Judged, seen};
+use crate::heads::Heads;
+use crate::input::{Input, LocalWrite};
+use crate::key::Key;
+use crate::limits::{MAX_OP_SUPERSEDED, MAX_UINT};
+use crate::pending::{Pending, PendingLimits, Source};
+use crate::row::Row;
+use crate::sign::Signer;
+use crate::step::{Step, Turn};
+use crate::store::{Meta, ReplicaState, RequestRecord, View, VvEntry};
+
+/// What a decision takes from outside: time, the node's key, randomness.
+pub struct Env<'a> {
+    /// The time by this node's clock.
+    pub now: WallTime,
+    /// Signs local blocks.
+    pub signer: &'a dyn Signer,
+    /// Random numbers for nonces.
+    pub random: &'a mut dyn FnMut() -> u64,
+}
+
+impl std::fmt::Debug for Env<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Env({:?})", self.now)
+    }
+}
+
+/// One node's copy of one database: merges blocks, makes blocks of local writes, keeps what waits.
+///
+/// Rows, blocks and log are read through a [`View`]; what changes is gathered in a [`Turn`].
+#[derive(Debug)]
+pub struct Replica {
+    database: DatabaseId,
+    /// Whom this opening writes as; drawn at its first write, never read back from disk.
+    writer: Option<Writer>,
+    vv: BTreeMap<ReplicaId, VvEntry>,
+    heads: Heads,
+    clock: Clock,
+    meta: Meta,
+    pending: Pending,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Writer {
+    author: Author,
+    replica: ReplicaId,
+}
+
+impl Replica {
+    /// A replica with the state that its store has, without a writer.
+    #[must_use]
+    pub fn resume(database: DatabaseId, state: ReplicaState, limits: PendingLimits) -> Self {
+        Self {
+            database,
+            writer: None,
+            vv: state.vv,
+            heads: state.heads,
+            clock: Clock::resume(state.meta.clock),
+            meta: state.meta,
+            pending: Pending::new(limits),
+        }
+    }
+
+    /// Starts a turn.
+    #[must_use]
+    pub fn begin(&self) -> Turn {
+        Turn::new(self.heads.clone())
+    }
+
+    /// Finishes a turn. Once its commit has succeeded this replica is what the store holds; if it fails, or is not
+    /// made, the replica must be dropped.
+    pub fn finish(&mut self, turn: Turn) -> Step {
+        self.meta.clock = self.clock.last();
+        let step = Step::new(self.database, turn, &self.heads, self.meta);
+        self.meta = step.meta();
+        step
+    }
+
+    /// The one door: takes an input into the turn.
+    ///
+    /// # Errors
+    /// When the view cannot read; the replica and the turn must then be dropped.
+    pub fn handle<V: View>(&mut self, input: Input, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        match input {
+            Input::Write(writes) => self.write(writes, env, view, turn),
+            Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
+        }
+    }
+
+    /// The database.
+    #[must_use]
+    pub fn database(&self) -> DatabaseId {
+        self.database
+    }
+
+    /// The merged set.
+    #[must_use]
+    pub fn vv(&self) -> VersionVector {
+        self.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect()
+    }
+
+    /// Whether the block is merged.
+    #[must_use]
+    pub fn covers(&self, dot: &Dot) -> bool {
+        self.seq(&dot.replica) >= dot.seq
+    }
+
+    /// The heads.
+    #[must_use]
+    pub fn heads(&self) -> &Heads {
+        &self.heads
+    }
+
+    /// Clock, digest and counters as of the last finished turn.
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// Number and bytes of the blocks that wait for others.
+    #[must_use]
+    pub fn pending(&self) -> (usize, usize) {
+        (self.pending.len(), self.pending.bytes())
+    }
+
+    /// The dots that waiting blocks need and that are not waiting themselves.
+    pub fn wanted(&self) -> impl Iterator<Item = Dot> + '_ {
+        self.pending.wanted()
+    }
+
+    fn seq(&self, replica: &ReplicaId) -> u64 {
+        self.vv.get(replica).map_or(0, |entry| entry.seq)
+    }
+
+    fn write<V: View>(&mut self, writes: Vec<LocalWrite>, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        let mut group = Group::default();
+        for write in writes {
+            if let Some(request) = write.request {
+                if group.answers(&request) {
+                    self.seal(&mut group, env, view, turn)?;
+                }
+                let known = turn.requests.get(&request).cloned();
+                if let Some(record) = known.map_or_else(|| view.request(&request), |record| Ok(Some(record)))? {
+                    turn.effect(repeated(&write, &record));
+                    continue;
+                }
+            }
+            let mut judged = group.judge(&write, view, turn, env.now)?;
+            if matches!(judged, Judged::Closes) {
+                self.seal(&mut group, env, view, turn)?;
+                judged = group.judge(&write, view, turn, env.now)?;
+            }
+            match judged {
+                Judged::Joins(plan) if plan.is_empty() => {
+                    let outcome = WriteOutcome { dot: None, ops: plan.into_outcomes() };
+                    turn.effect(Effect::Written { token: write.token, outcome });
+                }
+                Judged::Joins(plan) => group.join(plan, write.token, write.request),
+                Judged::Refused(refusal) => turn.effect(Effect::Refused { token: write.token, refusal }),
+                // An empty group closes for nothing: a tombstone over an empty row is absent, a size is refused.
+                Judged::Closes => unreachable!("a write closed an empty group"),
+            }
+        }
+        self.seal(&mut group, env, view, turn)
+    }
+
+    /// Makes a block of the group and merges it like any other.
+    fn seal<V: View>(&mut self, group: &mut Group, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        let Gathered { ops, answers, callers } = group.take();
+        let crowded: Vec<(Key, Change)> = ops
+            .iter()
+            .filter(|op| op.superseded.len() == MAX_OP_SUPERSEDED)
+            .map(|op| (op.key.clone(), op.change.clone()))
+            .collect();
+        let draft = self.draft(ops, answers, env);
+        let block = match Block::seal(draft, env.signer) {
+            Ok(block) => block,
+            Err(error) => {
+                for caller in callers {
+                    turn.effect(Effect::Refused { token: caller.token, refusal: error.clone().into() });
+                }
+                return Ok(());
+            }
+        };
+        let dot = block.dot();
+        self.merge_local(block, view, turn)?;
+        for caller in callers {
+            let outcome = WriteOutcome { dot: Some(dot), ops: caller.ops };
+            turn.effect(Effect::Written { token: caller.token, outcome });
+        }
+        crowded.into_iter().try_for_each(|(key, change)| self.fold(&key, &change, env, view, turn))
+    }
+
+    /// Supersedes what one op could not name of a crowded row, by further blocks with the same change.
+    fn fold<V: View>(
+        &mut self,
+        key: &Key,
+        change: &Change,
+        env: &mut Env<'_>,
+        view: &V,
+        turn: &mut Turn,
+    ) -> Result<(), V::Error> {
+        let left = usize::from(matches!(change, Change::Put { .. }));
+        loop {
+            let row: &Row = &turn.row(view, key)?.row;
+            if row.siblings().len() <= left {
+                return Ok(());
+            }
+            let op = Op { key: key.clone(), change: change.clone(), superseded: seen(row) };
+            let draft = self.draft(vec![op], Vec::new(), env);
+            match Block::seal(draft, env.signer) {
+                Ok(block) => self.merge_local(block, view, turn)?,
+                // The caller's write itself is done; what is left stays as siblings, which a later write supersedes.
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    fn draft(&mut self, ops: Vec<Op>, answers: Vec<crate::block::Answer>, env: &mut Env<'_>) -> Draft {
+        let database = self.database;
+        let writer = *self.writer.get_or_insert_with(|| {
+            let author = Author { public_key: env.signer.public_key(), nonce: (env.random)() & MAX_UINT };
+            Writer { author, replica: author.replica(&database) }
+        });
+        Draft {
+            database,
+            author: writer.author,
+            seq: self.seq(&writer.replica) + 1,
+            stamp: self.clock.tick(env.now),
+            parents: self.heads.parents(Some(writer.replica)),
+            ops,
+            answers,
+        }
+    }
+
+    fn merge_local<V: View>(&mut self, block: Block, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        let dot = block.dot();
+        debug_assert_eq!(self.missing(&block), None);
+        self.merge(&block, view, turn)?;
+        turn.effect(Effect::Sealed { revision: self.meta.revision, block });
+        self.drain(dot, view, turn)
+    }
+
+    fn receive<V: View>(&mut self, block: Block, source: Source, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        if block.database() != self.database {
+            // The caller sorts blocks by database; one of another must not touch this one's rows.
+            debug_assert!(false, "a block of another database");
+            return Ok(());
+        }
+        let dot = block.dot();
+        if self.accept(block, source, view, turn)? { self.drain(dot, view, turn) } else { Ok(()) }
+    }
+
+    /// Merges a ready block, holds one that is not, notes one already merged. Tells whether it was merged.
+    fn accept<V: View>(&mut self, block: Block, source: Source, view: &V, turn: &mut Turn) -> Result<bool, V::Error> {
+        let dot = block.dot();
+        if self.covers(&dot) {
+            match self.known_hash(&dot, view, turn)? {
+                Some(kept) if kept != block.hash() => {
+                    turn.effect(Effect::Disagreement { dot, kept, other: block.hash(), source });
+                }
+                _ => turn.effect(Effect::Duplicate { dot, source }),
+            }
+            return Ok(false);
+        }
+        if let Some(missing) = self.missing(&block) {
+            self.leave_foreign_writer(&[dot, missing]);
+            let held = self.pending.hold(block, source, missing);
+            turn.effect(if held { Effect::Held { dot, missing, source } } else { Effect::Dropped { dot, source } });
+            return Ok(false);
+        }
+        self.leave_foreign_writer(&[dot]);
+        for parent in block.parents() {
+            if let Some(kept) = self.known_hash(&parent.dot, view, turn)?
+                && kept != parent.hash
+            {
+                turn.effect(Effect::Disagreement { dot: parent.dot, kept, other: parent.hash, source });
+            }
+        }
+        self.merge(&block, view, turn)?;
+        turn.effect(Effect::Merged { revision: self.meta.revision, dot, source });
+        Ok(true)
+    }
+
+    /// Merges what waited for the block just merged, and for that in turn: a work list, since chains can be long.
+    fn drain<V: View>(&mut self, merged: Dot, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        let mut risen = VecDeque::from([merged.replica]);
+        while let Some(replica) = risen.pop_front() {
+            for (block, source) in self.pending.release(replica, self.seq(&replica)) {
+                let author = block.dot().replica;
+                if self.accept(block, source, view, turn)? {
+                    risen.push_back(author);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Someone writes under our id: this disk or memory was copied. Write as somebody else from now on.
+    fn leave_foreign_writer(&mut self, dots: &[Dot]) {
+        let foreign = |writer: &mut Writer| dots.iter().any(|dot| dot.replica == writer.replica);
+        self.writer.take_if(foreign);
+    }
+
+    /// A dot that must be merged before this block; `None` when it is ready.
+    fn missing(&self, block: &Block) -> Option<Dot> {
+        let dot = block.dot();
+        if self.seq(&dot.replica) != dot.seq - 1 {
+            return Some(Dot { replica: dot.replica, seq: dot.seq - 1 });
+        }
+        let parents = block.parents().iter().map(|parent| parent.dot);
+        let superseded = block.ops().iter().flat_map(|op| op.superseded.iter().copied());
+        parents.chain(superseded).find(|dot| !self.covers(dot))
+    }
+
+    /// The address of a merged block, if it is still known.
+    fn known_hash<V: View>(&self, dot: &Dot, view: &V, turn: &Turn) -> Result<Option<BlockHash>, V::Error> {
+        if let Some(head) = self.heads.get(dot) {
+            return Ok(Some(head.hash));
+        }
+        if turn.vv.contains_key(&dot.replica) {
+            // Merged in this very turn, perhaps, and so not in the view yet.
+            if let Some((_, block)) = turn.blocks.iter().rev().find(|(_, block)| block.dot() == *dot) {
+                return Ok(Some(block.hash()));
+            }
+        }
+        view.block_hash(dot)
+    }
+
+    fn merge<V: View>(&mut self, block: &Block, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        let (dot, stamp) = (block.dot(), block.stamp());
+        for op in block.ops() {
+            let entry = turn.row(view, &op.key)?;
+            let row = entry.change();
+            for dropped in row.apply(op, dot, stamp) {
+                self.meta.digest.remove(dropped.check);
+            }
+            if matches!(op.change, Change::Put { .. })
+                && let Some(added) = row.siblings().iter().find(|sibling| sibling.dot == dot)
+            {
+                self.meta.digest.add(added.check);
+            }
+        }
+        self.meta.revision += 1;
+        self.clock.observe(stamp);
+        let entry = VvEntry { seq: dot.seq, author: block.author() };
+        self.vv.insert(dot.replica, entry);
+        self.heads.merge(block);
+        turn.vv.insert(dot.replica, entry);
+        for answer in block.answers() {
+            let record = RequestRecord { dot, ops: answer.ops.clone(), stamp };
+            turn.requests.insert(answer.request, record);
+        }
+        turn.blocks.push((self.meta.revision, block.clone()));
+        Ok(())
+    }
+}
+
+fn repeated(write: &LocalWrite, record: &RequestRecord) -> Effect {
+    let ops = vec![OpOutcome::Repeated; write.ops.len()];
+    Effect::Written { token: write.token, outcome: WriteOutcome { dot: Some(record.dot), ops } }
+}

@@ -1,0 +1,204 @@
+//! What the merge needs of a store, and what it hands to it.
+
+use bytes::Bytes;
+
+use crate::block::{Block, BlockHash, RequestId};
+use crate::clock::Stamp;
+use crate::database::DatabaseId;
+use crate::dot::{Author, Dot, ReplicaId};
+use crate::heads::{Heads, HeadsChange};
+use crate::key::{Key, KeyRange};
+use crate::row::{Digest, Row};
+
+/// The order of a scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Ascending by key bytes.
+    Ascending,
+    /// Descending by key bytes.
+    Descending,
+}
+
+/// Which part of a row a scan reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Projection {
+    /// Everything that the row record holds; large values stay where they are.
+    Rows,
+    /// No values: the siblings' `value` is `None`.
+    Keys,
+}
+
+/// A block as the store keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// The revision of the log at which it was merged.
+    pub revision: u64,
+    /// Its address.
+    pub hash: BlockHash,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// Reads of one database, all from one consistent snapshot.
+///
+/// An error is never turned into "absent" or "end".
+pub trait View {
+    /// What a read may fail with.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The row at a key; an empty one when nothing is alive there.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn row(&self, key: &Key) -> Result<Row, Self::Error>;
+
+    /// The value of a sibling that the store keeps apart from its row; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn value(&self, key: &Key, dot: &Dot) -> Result<Option<Bytes>, Self::Error>;
+
+    /// The rows in a range, in order, one at a time. Ends after the first error.
+    fn scan(
+        &self,
+        range: KeyRange,
+        order: Order,
+        projection: Projection,
+    ) -> impl Iterator<Item = Result<(Key, Row), Self::Error>>;
+
+    /// The address of a block that is still kept.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn block_hash(&self, dot: &Dot) -> Result<Option<BlockHash>, Self::Error>;
+
+    /// A block that is still kept.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn block(&self, dot: &Dot) -> Result<Option<StoredBlock>, Self::Error>;
+
+    /// The entries of the change log from a revision on, ascending. Ends after the first error.
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), Self::Error>>;
+
+    /// The replica's state as of the last commit.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn state(&self) -> Result<ReplicaState, Self::Error>;
+
+    /// The dot and the ops that answered a request, within the retention of requests.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, Self::Error>;
+}
+
+/// The outcome of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestRecord {
+    /// The block that answered it.
+    pub dot: Dot,
+    /// Which ops of the block are its own.
+    pub ops: Vec<u32>,
+    /// That block's stamp, by whose age the record is trimmed.
+    pub stamp: Stamp,
+}
+
+/// How far a version vector's entry has come, and who writes under it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VvEntry {
+    /// The highest merged seq.
+    pub seq: u64,
+    /// The author, kept so that the replica id can be checked.
+    pub author: Author,
+}
+
+/// What a replica keeps besides rows, blocks and log: small, and in memory while the database is open.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ReplicaState {
+    /// The version vector with its authors.
+    pub vv: std::collections::BTreeMap<ReplicaId, VvEntry>,
+    /// Blocks that no other merged block has as a parent.
+    pub heads: Heads,
+    /// Clock, digest and counters.
+    pub meta: Meta,
+}
+
+/// The small figures that change with every commit, kept in one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Meta {
+    /// The last stamp given or seen.
+    pub clock: Stamp,
+    /// The sum of all checks.
+    pub digest: Digest,
+    /// The revision of the last log entry; 0 when there is none.
+    pub revision: u64,
+    /// The number of keys at which something is alive, expired siblings included.
+    pub keys: u64,
+}
+
+/// A row to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowWrite {
+    /// The key.
+    pub key: Key,
+    /// The whole new row; delete the record when it is empty. A sibling without a value is one whose value the store
+    /// already keeps apart.
+    pub row: Row,
+    /// What was in the store before and is not any more: dot and length of the value.
+    pub dropped: Vec<(Dot, u32)>,
+}
+
+/// Everything that one turn changes in one database. A store writes it whole or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriteSet {
+    /// The database.
+    pub database: DatabaseId,
+    /// Rows, ascending by key.
+    pub rows: Vec<RowWrite>,
+    /// Merged blocks with their log revisions, ascending.
+    pub blocks: Vec<(u64, Block)>,
+    /// Version vector entries that rose.
+    pub vv: Vec<(ReplicaId, VvEntry)>,
+    /// What changed among the heads.
+    pub heads: HeadsChange,
+    /// Clock, digest and counters after the turn.
+    pub meta: Meta,
+    /// Answered requests.
+    pub requests: Vec<(RequestId, RequestRecord)>,
+}
+
+/// Whether a commit must have reached the disk before it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// In the operating system's hands: survives the process, not a power failure.
+    Buffered,
+    /// On the disk.
+    Sync,
+}
+
+/// A store of databases.
+pub trait Store {
+    /// What a write or read may fail with.
+    type Error: std::error::Error + Send + Sync + 'static;
+    /// Reads of one snapshot.
+    type View<'a>: View<Error = Self::Error>
+    where
+        Self: 'a;
+
+    /// A consistent snapshot of one database.
+    ///
+    /// # Errors
+    /// When the database is not open in this store, or the store cannot read.
+    fn view(&self, database: &DatabaseId) -> Result<Self::View<'_>, Self::Error>;
+
+    /// Writes the sets of several databases as one atomic batch.
+    ///
+    /// # Errors
+    /// When the batch, or the sync, failed. What is on disk is then unknown: the store must be opened anew.
+    ///
+    /// # Durability
+    /// As asked. A `Sync` commit covers all earlier ones.
+    fn commit(&mut self, writes: &[WriteSet], durability: Durability) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,163 @@
+//! A store in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::block::{BlockHash, RequestId};
+use crate::database::DatabaseId;
+use crate::dot::Dot;
+use crate::heads::{Head, Heads, HeadsChange};
+use crate::key::{Key, KeyRange};
+use crate::row::Row;
+use crate::store::{
+    Durability, Meta, Order, Projection, ReplicaState, RequestRecord, Store, StoredBlock, View, VvEntry, WriteSet,
+};
+
+/// A store that keeps everything in memory and nothing for longer.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryStore {
+    databases: BTreeMap<DatabaseId, Contents>,
+}
+
+/// One database's records.
+#[derive(Debug, Clone, Default)]
+struct Contents {
+    rows: BTreeMap<Key, Row>,
+    blocks: BTreeMap<Dot, StoredBlock>,
+    log: BTreeMap<u64, Dot>,
+    vv: BTreeMap<crate::dot::ReplicaId, VvEntry>,
+    packed: Vec<(Dot, Head)>,
+    spilled: BTreeMap<Dot, Head>,
+    meta: Meta,
+    requests: BTreeMap<RequestId, RequestRecord>,
+}
+
+/// The one error of a store in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("database {0} is not in this store")]
+pub struct MemoryStoreError(pub DatabaseId);
+
+impl MemoryStore {
+    /// Adds an empty database, unless it is there.
+    pub fn create(&mut self, database: DatabaseId) {
+        self.databases.entry(database).or_default();
+    }
+}
+
+impl Store for MemoryStore {
+    type Error = MemoryStoreError;
+    type View<'a> = MemoryView<'a>;
+
+    fn view(&self, database: &DatabaseId) -> Result<MemoryView<'_>, MemoryStoreError> {
+        self.databases.get(database).map(MemoryView).ok_or(MemoryStoreError(*database))
+    }
+
+    fn commit(&mut self, writes: &[WriteSet], _: Durability) -> Result<(), MemoryStoreError> {
+        if let Some(unknown) = writes.iter().find(|set| !self.databases.contains_key(&set.database)) {
+            return Err(MemoryStoreError(unknown.database));
+        }
+        for set in writes {
+            if let Some(contents) = self.databases.get_mut(&set.database) {
+                contents.write(set);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Contents {
+    fn write(&mut self, set: &WriteSet) {
+        for write in &set.rows {
+            if write.row.is_empty() {
+                self.rows.remove(&write.key);
+            } else {
+                self.rows.insert(write.key.clone(), write.row.clone());
+            }
+        }
+        for (revision, block) in &set.blocks {
+            let stored = StoredBlock { revision: *revision, hash: block.hash(), bytes: block.bytes().clone() };
+            self.blocks.insert(block.dot(), stored);
+            self.log.insert(*revision, block.dot());
+        }
+        self.vv.extend(set.vv.iter().copied());
+        match &set.heads {
+            HeadsChange::None => {}
+            HeadsChange::Packed { all, unspill } => {
+                self.packed.clone_from(all);
+                self.spilled.retain(|dot, _| !unspill.contains(dot));
+            }
+            HeadsChange::Spilled { added, removed, unpack } => {
+                if *unpack {
+                    self.packed.clear();
+                }
+                self.spilled.retain(|dot, _| !removed.contains(dot));
+                self.spilled.extend(added.iter().copied());
+            }
+        }
+        self.meta = set.meta;
+        self.requests.extend(set.requests.iter().cloned());
+    }
+}
+
+/// Reads of one database in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryView<'a>(&'a Contents);
+
+impl View for MemoryView<'_> {
+    type Error = MemoryStoreError;
+
+    fn row(&self, key: &Key) -> Result<Row, MemoryStoreError> {
+        Ok(self.0.rows.get(key).cloned().unwrap_or_default())
+    }
+
+    fn value(&self, _: &Key, _: &Dot) -> Result<Option<Bytes>, MemoryStoreError> {
+        Ok(None)
+    }
+
+    fn scan(
+        &self,
+        range: KeyRange,
+        order: Order,
+        projection: Projection,
+    ) -> impl Iterator<Item = Result<(Key, Row), MemoryStoreError>> {
+        let inside = |key: &&Key| range.start.as_slice() <= key.as_bytes() && key.as_bytes() < range.end.as_slice();
+        let mut keys: Vec<Key> = self.0.rows.keys().filter(inside).cloned().collect();
+        if order == Order::Descending {
+            keys.reverse();
+        }
+        keys.into_iter().map(move |key| {
+            let mut siblings = self.row(&key)?.into_siblings();
+            if projection == Projection::Keys {
+                for sibling in &mut siblings {
+                    sibling.value = None;
+                }
+            }
+            Ok((key, Row::new(siblings)))
+        })
+    }
+
+    fn block_hash(&self, dot: &Dot) -> Result<Option<BlockHash>, MemoryStoreError> {
+        Ok(self.0.blocks.get(dot).map(|block| block.hash))
+    }
+
+    fn block(&self, dot: &Dot) -> Result<Option<StoredBlock>, MemoryStoreError> {
+        Ok(self.0.blocks.get(dot).cloned())
+    }
+
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), MemoryStoreError>> {
+        self.0.log.range(from..).map(|(revision, dot)| Ok((*revision, *dot)))
+    }
+
+    fn state(&self) -> Result<ReplicaState, MemoryStoreError> {
+        let heads: BTreeSet<Dot> = self.0.packed.iter().map(|(dot, _)| *dot).collect();
+        debug_assert!(heads.is_empty() || self.0.spilled.is_empty(), "heads are packed or spilled");
+        let heads: Heads = self.0.packed.iter().copied().chain(self.0.spilled.iter().map(|(dot, head)| (*dot, *head))).collect();
+        Ok(ReplicaState { vv: self.0.vv.clone(), heads, meta: self.0.meta })
+    }
+
+    fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, MemoryStoreError> {
+        Ok(self.0.requests.get(request).cloned())
+    }
+}

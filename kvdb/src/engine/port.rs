@@ -1,0 +1,110 @@
+//! What the engine and the rest say to each other.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use crdt::{Block, DatabaseId, Digest, Dot, OpOutcome, ReplicaId, WriteRefusal};
+use thiserror::Error;
+
+/// What became of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The block that has it; `None` when there was nothing to write.
+    pub dot: Option<Dot>,
+    /// One outcome for each op, in the caller's order.
+    pub ops: Vec<OpOutcome>,
+}
+
+/// Why a write did not succeed, and whether it may exist all the same.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// Nothing was written: the write breaks a limit.
+    #[error(transparent)]
+    Refused(#[from] WriteRefusal),
+    /// Nothing was written: the queue stayed full for the time that a caller waits. Try again later.
+    #[error("the write queue stayed full ({limit} bytes) for {waited:?}; nothing was written")]
+    QueueFull {
+        /// The queue's limit in bytes.
+        limit: usize,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// Nothing was written: the database is closed.
+    #[error("the database is closed; nothing was written")]
+    Closed,
+    /// Nothing was written: an earlier commit or sync failed, and this store refuses writes until it is opened anew.
+    #[error("the store refuses writes since a commit failed: {cause}; open it anew")]
+    Poisoned {
+        /// The failure.
+        cause: String,
+    },
+    /// Nothing was written: a read that the write needed failed.
+    #[error("a read failed, nothing was written: {cause}")]
+    Read {
+        /// The failure.
+        cause: String,
+    },
+    /// The commit or its sync failed: the write may exist, and may appear after the store is opened anew.
+    #[error("the commit failed, the write may or may not exist: {cause}")]
+    Unknown {
+        /// The failure.
+        cause: String,
+    },
+}
+
+/// What became of blocks handed in from a peer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Delivery {
+    /// Merged now, those that had waited included.
+    pub merged: usize,
+    /// Merged before.
+    pub duplicates: usize,
+    /// Waiting for others.
+    pub held: usize,
+    /// Dropped because the pending pool, or this sender's share, is full.
+    pub dropped: usize,
+    /// Names that two different blocks bear.
+    pub disagreements: Vec<Dot>,
+}
+
+/// What has changed in one open database since the consumer last looked. Several turns become one.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    /// The version vector entries that rose, at their latest.
+    pub vv: Vec<(ReplicaId, u64)>,
+    /// The last log revision.
+    pub revision: u64,
+    /// The state digest at that revision.
+    pub digest: Digest,
+    /// SHA-256 of the heads at that revision.
+    pub heads_hash: [u8; 32],
+    /// Whether everything up to that revision is on disk.
+    pub synced: bool,
+    /// Blocks made here since the last look, as far as they fit the budget: for gossip.
+    pub sealed: Vec<Block>,
+    /// Whether blocks made here did not fit: announce instead.
+    pub sealed_overflow: bool,
+}
+
+/// News of the engine for replication.
+#[derive(Debug, Clone)]
+pub enum News {
+    /// A database was opened: its whole version vector and figures.
+    Opened(DatabaseId, Progress),
+    /// A database has advanced.
+    Advanced(DatabaseId, Progress),
+    /// A database was closed.
+    Closed(DatabaseId),
+}
+
+/// A piece of the change log for a peer.
+#[derive(Debug, Clone, Default)]
+pub struct LogChunk {
+    /// Blocks in merge order, each with its revision.
+    pub blocks: Vec<(u64, Dot, Bytes)>,
+    /// Where to go on reading.
+    pub next: u64,
+    /// Whether the log ended at `next`.
+    pub end: bool,
+}
