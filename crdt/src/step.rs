@@ -67,6 +67,12 @@ impl Turn {
         self.blocks.is_empty()
     }
 
+    /// Effects gathered so far in this turn; they come out of the commit in the same order.
+    #[must_use]
+    pub fn effects(&self) -> usize {
+        self.effects.len()
+    }
+
     /// Blocks merged so far in this turn.
     #[must_use]
     pub fn blocks(&self) -> usize {

@@ -1,1 +1,4 @@
-//! placeholder
+//! x
+mod clock;
+pub mod engine;
+pub mod limits;

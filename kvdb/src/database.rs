@@ -1,0 +1,321 @@
+//! One open database: the public API for reading and writing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use crdt::{Change, DatabaseId, DatabaseName, Digest, Dot, Durability, Key, LocalOp, RequestId, Stamp, Store as _, View as _};
+use tokio::sync::Semaphore;
+
+use crate::clock::wall_time;
+use crate::engine::EngineHandle;
+use crate::engine::port::{WriteError, Written};
+use crate::engine::shared::{Shared, WaitEnd};
+use crate::error::{CloseError, ReadError, WaitError, read_error};
+use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
+use crate::list::{Entry, ListOptions, Page, visible, walk};
+use crate::store::RocksStore;
+use crate::stream::ListStream;
+
+/// An open database. Cloning is cheap; all clones and other handles of the same database on a node are one.
+///
+/// Reads are local, see this node's own writes at once and may lag behind those of other nodes. They may wait for the
+/// disk: from async code put reads of data that may be cold into `spawn_blocking`. Writes are async.
+#[derive(Debug, Clone)]
+pub struct Database(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: DatabaseName,
+    id: DatabaseId,
+    engine: EngineHandle<RocksStore>,
+    store: RocksStore,
+    shared: Arc<Shared>,
+    durability: Durability,
+    streams: Arc<Semaphore>,
+}
+
+/// What a new handle needs.
+pub(crate) struct Parts {
+    pub(crate) name: DatabaseName,
+    pub(crate) id: DatabaseId,
+    pub(crate) engine: EngineHandle<RocksStore>,
+    pub(crate) store: RocksStore,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) durability: Durability,
+    pub(crate) streams: Arc<Semaphore>,
+}
+
+/// Writes that become visible together, on every node. Building one costs time linear in its ops.
+///
+/// ```
+/// use kvdb::{Batch, Key};
+/// let batch = Batch::new().put(Key::parse("/a")?, "1").delete(Key::parse("/b")?);
+/// # Ok::<(), kvdb::KeyError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    ops: Vec<LocalOp>,
+    durability: Option<Durability>,
+    request: Option<RequestId>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts a value. The last op on a key counts.
+    #[must_use]
+    pub fn put(mut self, key: Key, value: impl Into<Bytes>) -> Self {
+        self.ops.push(LocalOp { key, change: Change::Put { value: value.into(), expiry: None } });
+        self
+    }
+
+    /// Deletes a key. The last op on a key counts.
+    #[must_use]
+    pub fn delete(mut self, key: Key) -> Self {
+        self.ops.push(LocalOp { key, change: Change::Tombstone });
+        self
+    }
+
+    /// Overrides the node's default durability.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
+        self
+    }
+
+    /// Names the write, so that a retry with the same id returns the first outcome instead of writing again.
+    #[must_use]
+    pub fn request(mut self, request: RequestId) -> Self {
+        self.request = Some(request);
+        self
+    }
+
+    /// The number of ops.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Whether there is no op.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+}
+
+/// Figures of a database on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseStats {
+    /// Keys at which something is alive.
+    pub keys: u64,
+    /// Sum over all that is alive: equal on nodes that hold the same state.
+    pub digest: Digest,
+    /// Blocks that no other merged block builds on.
+    pub heads: usize,
+    /// Writers that have ever written: one for each opening with writes, on any node.
+    pub replicas: usize,
+    /// SHA-256 of the version vector: equal on nodes that have merged the same blocks.
+    pub vv_hash: [u8; 32],
+    /// Blocks merged here since this replica was made.
+    pub revision: u64,
+    /// The last stamp given or seen.
+    pub clock: Stamp,
+    /// Received blocks that wait for others.
+    pub pending_blocks: usize,
+    /// Their bytes.
+    pub pending_bytes: usize,
+    /// Bytes on disk, about: rows with values, and blocks.
+    pub disk_bytes: u64,
+}
+
+impl Database {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { name, id, engine, store, shared, durability, streams } = parts;
+        Self(Arc::new(Inner { name, id, engine, store, shared, durability, streams }))
+    }
+
+    /// The name.
+    pub fn name(&self) -> &DatabaseName {
+        &self.0.name
+    }
+
+    /// The id, the same on every node.
+    pub fn id(&self) -> DatabaseId {
+        self.0.id
+    }
+
+    /// Puts a value with the node's default durability and returns the block's name.
+    ///
+    /// # Errors
+    /// See [`WriteError`]; a value may have 1 MiB.
+    ///
+    /// # Durability
+    /// The default of [`crate::NodeOptions::durability`].
+    ///
+    /// # Cancel safety
+    /// Once polled the put may happen even when the future is dropped; never half of it.
+    pub async fn put(&self, key: &Key, value: impl Into<Bytes>) -> Result<Dot, WriteError> {
+        self.put_with(key, value, self.0.durability).await
+    }
+
+    /// As [`Database::put`] with a given durability.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn put_with(&self, key: &Key, value: impl Into<Bytes>, durability: Durability) -> Result<Dot, WriteError> {
+        let batch = Batch::new().put(key.clone(), value).durability(durability);
+        let written = self.batch(batch).await?;
+        // A put always makes or joins a block.
+        written.dot.ok_or(WriteError::Closed)
+    }
+
+    /// Deletes what this node sees at the key: a concurrent put elsewhere survives. `None` when there was nothing.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn delete(&self, key: &Key) -> Result<Option<Dot>, WriteError> {
+        Ok(self.batch(Batch::new().delete(key.clone())).await?.dot)
+    }
+
+    /// Writes a batch: one block, visible as a whole on every node.
+    ///
+    /// # Errors
+    /// See [`WriteError`]; a batch may have 16,384 ops and make a block of 4 MiB.
+    ///
+    /// # Durability
+    /// The batch's own, else the node's default.
+    ///
+    /// # Cancel safety
+    /// Once polled the batch may be written even when the future is dropped; never half of it.
+    pub async fn batch(&self, batch: Batch) -> Result<Written, WriteError> {
+        if self.0.shared.is_closed() {
+            return Err(WriteError::Closed);
+        }
+        let durability = batch.durability.unwrap_or(self.0.durability);
+        self.0.engine.write(self.0.id, batch.ops, batch.request, durability).await
+    }
+
+    /// The value at a key: of several siblings the winner.
+    ///
+    /// # Errors
+    /// When the database is closed or the store cannot read; never for a key that is not there.
+    pub fn get(&self, key: &Key) -> Result<Option<Entry>, ReadError> {
+        let store = self.store()?;
+        let now = wall_time();
+        let row = store.view(&self.0.id).and_then(|view| view.row(key)).map_err(|error| read_error(&error))?;
+        let Some(winner) = row.winner(now) else { return Ok(None) };
+        if let Some(value) = &winner.value {
+            let siblings = row.visible(now).count();
+            let (dot, stamp) = (winner.dot, winner.stamp);
+            return Ok(Some(Entry { key: key.clone(), value: value.clone(), dot, stamp, siblings }));
+        }
+        // The value is kept apart: read both from one snapshot, so that no write comes between.
+        Ok(self.siblings(key)?.into_iter().next())
+    }
+
+    /// All values alive at a key, winner first; more than one is a conflict that a later write resolves.
+    ///
+    /// # Errors
+    /// As [`Database::get`].
+    pub fn siblings(&self, key: &Key) -> Result<Vec<Entry>, ReadError> {
+        let view = self.store()?.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
+        let row = view.row(key).map_err(|error| read_error(&error))?;
+        visible(&view, key, &row, wall_time())
+    }
+
+    /// One page of a listing, 10,000 items at most.
+    ///
+    /// # Errors
+    /// As [`Database::get`].
+    pub fn list(&self, options: &ListOptions) -> Result<Page, ReadError> {
+        let view = self.store()?.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
+        let limit = options.limit.unwrap_or(MAX_PAGE_ITEMS).min(MAX_PAGE_ITEMS);
+        // One item more than asked tells whether there is more.
+        let options = options.clone().limit(limit + 1);
+        let mut items = Vec::new();
+        walk(&view, &options, wall_time(), &mut |item| {
+            items.push(item);
+            true
+        })?;
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = if more { items.last().map(crate::list::ListItem::position) } else { None };
+        Ok(Page { items, next })
+    }
+
+    /// A listing of any length as a stream from one snapshot. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the database is closed, or too many streams are open on this node.
+    pub fn list_stream(&self, options: ListOptions) -> Result<ListStream, ReadError> {
+        let store = self.store()?.clone();
+        let place =
+            Arc::clone(&self.0.streams).try_acquire_owned().map_err(|_| ReadError::TooManyStreams { limit: MAX_LIST_STREAMS })?;
+        Ok(ListStream::start(store, self.0.id, options, place))
+    }
+
+    /// Waits until this node has merged the block: a dot returned by a write on any node gives read-your-writes here.
+    ///
+    /// # Errors
+    /// When it has not come in time, or the database was closed.
+    pub async fn wait_for(&self, dot: Dot, timeout: Duration) -> Result<(), WaitError> {
+        self.0.shared.wait_for(&dot, timeout).await.map_err(|end| match end {
+            WaitEnd::TimedOut => WaitError::NotCovered { dot, waited: timeout },
+            WaitEnd::Closed => WaitError::Closed,
+        })
+    }
+
+    /// Figures of this replica.
+    ///
+    /// # Errors
+    /// As [`Database::get`].
+    pub fn stats(&self) -> Result<DatabaseStats, ReadError> {
+        let store = self.store()?;
+        let disk_bytes = store.disk_bytes(&self.0.id).map_err(|error| read_error(&error))?;
+        let figures = self.0.shared.figures();
+        let vv = self.0.shared.vv();
+        Ok(DatabaseStats {
+            keys: figures.meta.keys,
+            digest: figures.meta.digest,
+            heads: figures.heads,
+            replicas: vv.len(),
+            vv_hash: vv.hash(),
+            revision: figures.meta.revision,
+            clock: figures.meta.clock,
+            pending_blocks: figures.pending_blocks,
+            pending_bytes: figures.pending_bytes,
+            disk_bytes,
+        })
+    }
+
+    /// Returns once every write that was answered before is on this node's disk.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn sync(&self) -> Result<(), WriteError> {
+        self.0.engine.sync().await
+    }
+
+    /// Closes the database on this node, for all handles: it is no longer replicated until it is opened again.
+    ///
+    /// # Errors
+    /// When the last sync failed; the database is closed all the same.
+    pub async fn close(&self) -> Result<(), CloseError> {
+        let synced = self.0.engine.sync().await;
+        match self.0.engine.close_database(self.0.id).await.and(synced) {
+            Ok(()) | Err(WriteError::Closed) => Ok(()),
+            Err(error) => Err(CloseError::Sync(error)),
+        }
+    }
+
+    /// Whether the database was closed.
+    pub fn is_closed(&self) -> bool {
+        self.0.shared.is_closed()
+    }
+
+    fn store(&self) -> Result<&RocksStore, ReadError> {
+        if self.is_closed() { Err(ReadError::Closed) } else { Ok(&self.0.store) }
+    }
+}

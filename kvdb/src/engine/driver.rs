@@ -1,0 +1,488 @@
+//! Threads, queue and clock around the engine's turn.
+//!
+//! One thread runs turns over what waits; a second one syncs what peers wait to see acknowledged, so that a slow disk
+//! does not stall the commits of others. A caller of a buffered write that finds the engine idle and the queue empty
+//! runs the turn itself: crossing to another thread and back costs several times the commit.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::thread::JoinHandle;
+
+use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, Source, Store};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
+use super::news::{NewsDesk, NewsFeed};
+use super::port::{Delivery, Progress, WriteError, Written};
+use super::shared::{Figures, Shared};
+use crate::clock::wall_time;
+use crate::limits::{INBOX_WAIT, MAX_INBOX_BYTES, MAX_TURN_BYTES, MAX_TURN_WORKS, SYNC_DELAY, WORK_OVERHEAD_BYTES};
+
+/// The way to the engine of one store. Cloning is cheap.
+pub struct EngineHandle<S: Store>(Arc<Inner<S>>);
+
+impl<S: Store> Clone for EngineHandle<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> std::fmt::Debug for EngineHandle<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EngineHandle")
+    }
+}
+
+struct Inner<S> {
+    engine: Mutex<Engine<S>>,
+    inbox: Inbox,
+    /// A second way to the same store, to sync it beside the engine.
+    store: Mutex<S>,
+    sync: SyncBell,
+    signer: Arc<dyn Signer + Send + Sync>,
+    news: NewsDesk,
+    open: RwLock<BTreeMap<DatabaseId, Arc<Shared>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Inbox {
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct Queue {
+    works: VecDeque<Waiting>,
+    closed: bool,
+}
+
+struct Waiting {
+    work: Work,
+    bytes: usize,
+    reply: oneshot::Sender<Reply>,
+    _room: OwnedSemaphorePermit,
+}
+
+#[derive(Default)]
+struct SyncBell {
+    owed: Mutex<SyncState>,
+    rung: Condvar,
+}
+
+#[derive(Default)]
+struct SyncState {
+    owed: bool,
+    closed: bool,
+}
+
+impl<S> EngineHandle<S>
+where
+    S: Store + Clone + Send + 'static,
+{
+    /// Starts the engine of a store.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(store: S, signer: Arc<dyn Signer + Send + Sync>) -> std::io::Result<Self> {
+        let inner = Arc::new(Inner {
+            engine: Mutex::new(Engine::new(store.clone())),
+            inbox: Inbox { queue: Mutex::default(), arrived: Condvar::new(), room: Arc::new(Semaphore::new(MAX_INBOX_BYTES)) },
+            store: Mutex::new(store),
+            sync: SyncBell::default(),
+            signer,
+            news: NewsDesk::default(),
+            open: RwLock::default(),
+            threads: Mutex::default(),
+        });
+        let spawn = |name: &str, run: fn(&Inner<S>)| {
+            let inner = Arc::clone(&inner);
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&inner))
+        };
+        let threads = vec![spawn("kvdb-engine", Inner::run)?, spawn("kvdb-sync", Inner::run_sync)?];
+        *lock(&inner.threads) = threads;
+        Ok(Self(inner))
+    }
+
+    /// Commits a batch of local ops.
+    ///
+    /// # Errors
+    /// See [`WriteError`]: each says whether the write may exist.
+    ///
+    /// # Durability
+    /// `Sync`: on disk before the reply. `Buffered`: survives the process, not a power failure.
+    ///
+    /// # Cancel safety
+    /// Once polled the write may happen even when the future is dropped; never half of it.
+    pub async fn write(
+        &self,
+        database: DatabaseId,
+        ops: Vec<LocalOp>,
+        request: Option<RequestId>,
+        durability: Durability,
+    ) -> Result<Written, WriteError> {
+        let bytes = ops.iter().map(op_bytes).sum();
+        let inline = durability == Durability::Buffered;
+        match self.ask(Work::Write { database, ops, request, durability }, bytes, inline).await? {
+            Reply::Written(result) => result,
+            _ => Err(WriteError::Closed),
+        }
+    }
+
+    /// Hands in verified blocks; resolves after their commit, which is buffered.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
+        let bytes = blocks.iter().map(|block| block.bytes().len()).sum();
+        match self.ask(Work::Blocks { database, blocks, source }, bytes, false).await? {
+            Reply::Delivered(result) => result,
+            _ => Err(WriteError::Closed),
+        }
+    }
+
+    /// Returns once everything committed before is on disk.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn sync(&self) -> Result<(), WriteError> {
+        self.done(Work::Sync).await
+    }
+
+    /// Opens a database that the store has in its catalogue.
+    ///
+    /// # Errors
+    /// When its state cannot be read.
+    pub(crate) async fn open(&self, database: DatabaseId) -> Result<Arc<Shared>, WriteError> {
+        self.done(Work::Open(database)).await?;
+        self.0.shared(&database).ok_or(WriteError::Closed)
+    }
+
+    pub(crate) async fn close_database(&self, database: DatabaseId) -> Result<(), WriteError> {
+        self.done(Work::Close(database)).await
+    }
+
+    /// The news of all databases from now on, those open already reported as opened. For one consumer.
+    pub fn news(&self) -> NewsFeed {
+        // Under the engine's lock no turn slips in between.
+        let engine = lock(&self.0.engine);
+        let feed = self.0.news.feed();
+        let open: Vec<DatabaseId> = read(&self.0.open).keys().copied().collect();
+        for database in open {
+            self.0.news.opened(database, whole_progress(&engine, &database));
+        }
+        feed
+    }
+
+    /// Databases that are open.
+    pub(crate) fn open_databases(&self) -> Vec<DatabaseId> {
+        read(&self.0.open).keys().copied().collect()
+    }
+
+    /// Why writes are refused, if they are.
+    pub fn poison(&self) -> Option<String> {
+        lock(&self.0.engine).poison().map(str::to_owned)
+    }
+
+    /// Bytes that wait for the engine.
+    pub fn waiting_bytes(&self) -> usize {
+        MAX_INBOX_BYTES.saturating_sub(self.0.inbox.room.available_permits())
+    }
+
+    /// Finishes what waits, syncs, and ends the threads. Later calls answer `Closed`.
+    ///
+    /// # Errors
+    /// When the last sync failed.
+    pub(crate) async fn close(&self) -> Result<(), WriteError> {
+        let synced = self.sync().await;
+        self.0.shut();
+        let threads = std::mem::take(&mut *lock(&self.0.threads));
+        let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|thread| drop(thread.join())));
+        if joined.await.is_err() {
+            return Err(WriteError::Closed);
+        }
+        match synced {
+            // Closed already: nothing is left to do.
+            Err(WriteError::Closed) => Ok(()),
+            synced => synced,
+        }
+    }
+
+    /// Ends the threads without waiting for them.
+    pub(crate) fn shut(&self) {
+        self.0.shut();
+    }
+
+    async fn done(&self, work: Work) -> Result<(), WriteError> {
+        match self.ask(work, 0, false).await? {
+            Reply::Done(result) => result,
+            _ => Err(WriteError::Closed),
+        }
+    }
+
+    async fn ask(&self, work: Work, bytes: usize, inline: bool) -> Result<Reply, WriteError> {
+        let room = self.0.inbox.room(bytes).await?;
+        let (reply, answer) = oneshot::channel();
+        self.0.submit(Waiting { work, bytes, reply, _room: room }, inline)?;
+        // The engine answers everything it took; a lost reply means that it is gone.
+        answer.await.map_err(|_| WriteError::Closed)
+    }
+}
+
+impl Inbox {
+    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WriteError> {
+        // One piece of work may be larger than the rest of the queue, never than the whole.
+        let cost = u32::try_from((bytes + WORK_OVERHEAD_BYTES).min(MAX_INBOX_BYTES)).unwrap_or(u32::MAX);
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(cost) {
+            return Ok(room);
+        }
+        match tokio::time::timeout(INBOX_WAIT, Arc::clone(&self.room).acquire_many_owned(cost)).await {
+            Ok(Ok(room)) => Ok(room),
+            Ok(Err(_)) => Err(WriteError::Closed),
+            Err(_) => Err(WriteError::QueueFull { limit: MAX_INBOX_BYTES, waited: INBOX_WAIT }),
+        }
+    }
+}
+
+impl Queue {
+    /// The next turn's work, within the limits of a turn.
+    fn take(&mut self) -> Vec<Waiting> {
+        let mut bytes = 0;
+        let mut taken = Vec::with_capacity(self.works.len().min(MAX_TURN_WORKS));
+        while taken.len() < MAX_TURN_WORKS && bytes < MAX_TURN_BYTES {
+            let Some(waiting) = self.works.pop_front() else { break };
+            bytes += waiting.bytes;
+            taken.push(waiting);
+        }
+        taken
+    }
+}
+
+impl<S: Store + Clone> Inner<S> {
+    fn submit(&self, waiting: Waiting, inline: bool) -> Result<(), WriteError> {
+        let mut queue = lock(&self.inbox.queue);
+        if queue.closed {
+            return Err(WriteError::Closed);
+        }
+        if inline && queue.works.is_empty() {
+            match self.engine.try_lock() {
+                Ok(mut engine) => {
+                    drop(queue);
+                    self.turn(&mut engine, vec![waiting]);
+                    return Ok(());
+                }
+                Err(TryLockError::Poisoned(_)) => return Err(panicked()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        queue.works.push_back(waiting);
+        drop(queue);
+        self.inbox.arrived.notify_one();
+        Ok(())
+    }
+
+    /// The engine's thread: turns over what waits until the queue is closed and empty.
+    fn run(&self) {
+        loop {
+            let mut queue = lock(&self.inbox.queue);
+            while queue.works.is_empty() && !queue.closed {
+                queue = self.inbox.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            if queue.works.is_empty() {
+                return;
+            }
+            drop(queue);
+            // Taken only once the engine is free: what arrives while a caller's turn runs joins the group.
+            let Ok(mut engine) = self.engine.lock() else { return self.refuse_all() };
+            let taken = lock(&self.inbox.queue).take();
+            if !taken.is_empty() {
+                self.turn(&mut engine, taken);
+            }
+        }
+    }
+
+    /// The syncing thread: what peers wait to see acknowledged reaches the disk soon.
+    fn run_sync(&self) {
+        loop {
+            let mut state = lock(&self.sync.owed);
+            while !state.owed && !state.closed {
+                state = self.sync.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let (state, _) = self
+                .sync
+                .rung
+                .wait_timeout_while(state, SYNC_DELAY, |state| !state.closed)
+                .unwrap_or_else(PoisonError::into_inner);
+            if state.closed {
+                return;
+            }
+            drop(state);
+            self.sync_once();
+        }
+    }
+
+    fn sync_once(&self) {
+        let unsynced = {
+            let Ok(mut engine) = self.engine.lock() else { return };
+            lock(&self.sync.owed).owed = false;
+            engine.take_unsynced()
+        };
+        if unsynced.is_empty() {
+            return;
+        }
+        let result = lock(&self.store).commit(&[], Durability::Sync);
+        match result {
+            Ok(()) => {
+                for (database, durable) in unsynced {
+                    let progress = Progress { durable: durable.into_iter().collect(), ..Progress::default() };
+                    self.news.advanced(database, progress);
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a sync failed; the store refuses writes from now on");
+                if let Ok(mut engine) = self.engine.lock() {
+                    engine.set_poison(error.to_string());
+                }
+            }
+        }
+    }
+
+    fn turn(&self, engine: &mut Engine<S>, taken: Vec<Waiting>) {
+        let mut works = Vec::with_capacity(taken.len());
+        let mut replies = Vec::with_capacity(taken.len());
+        let mut rooms = Vec::with_capacity(taken.len());
+        for waiting in taken {
+            works.push(waiting.work);
+            replies.push(waiting.reply);
+            rooms.push(waiting._room);
+        }
+        let mut random = rand::random::<u64>;
+        let mut env = TurnEnv { now: wall_time(), signer: self.signer.as_ref(), random: &mut random };
+        let poisoned = engine.poison().is_some();
+        let outcome = engine.turn(works, &mut env);
+        if !poisoned && let Some(cause) = engine.poison() {
+            tracing::error!(cause, "a commit failed; the store refuses writes from now on");
+        }
+        self.publish(engine, &outcome);
+        for (sender, reply) in replies.into_iter().zip(outcome.replies) {
+            // A caller that has gone does not want its reply.
+            drop(sender.send(reply));
+        }
+        if outcome.owes_sync {
+            let mut state = lock(&self.sync.owed);
+            if !state.owed {
+                state.owed = true;
+                drop(state);
+                self.sync.rung.notify_one();
+            }
+        }
+    }
+
+    /// Lets readers and the network know, before any reply goes out.
+    fn publish(&self, engine: &Engine<S>, outcome: &TurnOutcome) {
+        for database in &outcome.opened {
+            let progress = whole_progress(engine, database);
+            let shared = Shared::new(whole_vv(engine, database), figures(engine, database));
+            write(&self.open).insert(*database, Arc::new(shared));
+            self.news.opened(*database, progress);
+        }
+        for advance in &outcome.advanced {
+            let Advance { database, vv, meta, sealed } = advance;
+            if let Some(shared) = self.shared(database) {
+                shared.advance(vv, figures(engine, database));
+            }
+            let progress = Progress {
+                vv: vv.clone(),
+                revision: meta.revision,
+                digest: meta.digest,
+                heads_hash: heads_hash(engine, database),
+                sealed: sealed.clone(),
+                ..Progress::default()
+            };
+            self.news.advanced(*database, progress);
+        }
+        for (database, durable) in &outcome.durable {
+            let durable = durable.iter().map(|(replica, seq)| (*replica, *seq)).collect();
+            self.news.advanced(*database, Progress { durable, ..Progress::default() });
+        }
+        for database in &outcome.closed {
+            if let Some(shared) = write(&self.open).remove(database) {
+                shared.close();
+            }
+            self.news.closed(*database);
+        }
+    }
+
+    fn shared(&self, database: &DatabaseId) -> Option<Arc<Shared>> {
+        read(&self.open).get(database).cloned()
+    }
+
+    fn refuse_all(&self) {
+        // Dropping a sender tells its caller that the engine is gone.
+        let mut queue = lock(&self.inbox.queue);
+        queue.closed = true;
+        queue.works.clear();
+    }
+
+    /// Ends the threads once what waits is done; callers that come later are refused.
+    fn shut(&self) {
+        lock(&self.inbox.queue).closed = true;
+        self.inbox.room.close();
+        self.inbox.arrived.notify_all();
+        lock(&self.sync.owed).closed = true;
+        self.sync.rung.notify_all();
+        for shared in std::mem::take(&mut *write(&self.open)).into_values() {
+            shared.close();
+        }
+        self.news.end();
+    }
+}
+
+fn figures<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Figures {
+    engine.replica(database).map_or_else(Figures::default, |replica| {
+        let (pending_blocks, pending_bytes) = replica.pending();
+        Figures { meta: *replica.meta(), heads: replica.heads().len(), pending_blocks, pending_bytes }
+    })
+}
+
+fn heads_hash<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> [u8; 32] {
+    engine.replica(database).map_or([0; 32], |replica| replica.heads().hash())
+}
+
+/// All of a database, as for a consumer that knows nothing yet.
+fn whole_progress<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Progress {
+    let figures = figures(engine, database);
+    Progress {
+        vv: whole_vv(engine, database).iter().collect(),
+        durable: engine.durable(database),
+        revision: figures.meta.revision,
+        digest: figures.meta.digest,
+        heads_hash: heads_hash(engine, database),
+        ..Progress::default()
+    }
+}
+
+fn op_bytes(op: &LocalOp) -> usize {
+    let value = match &op.change {
+        crdt::Change::Put { value, .. } => value.len(),
+        crdt::Change::Tombstone => 0,
+    };
+    op.key.as_bytes().len() + value + 64
+}
+
+fn panicked() -> WriteError {
+    WriteError::Poisoned { cause: "the engine panicked".to_owned() }
+}
+
+/// A panic elsewhere leaves these small states whole: each is changed in one step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}

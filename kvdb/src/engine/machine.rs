@@ -1,0 +1,392 @@
+//! The engine's turn, without threads, clocks or sockets: what waits becomes one atomic batch and at most one sync.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crdt::{
+    Block, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica, ReplicaId,
+    RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
+};
+
+use super::port::{Delivery, WriteError, Written};
+
+/// One piece of work for a turn.
+#[derive(Debug)]
+pub enum Work {
+    /// A local write.
+    Write {
+        /// The database.
+        database: DatabaseId,
+        /// The ops of the batch.
+        ops: Vec<LocalOp>,
+        /// The caller's id of the write, so that a retry is recognised.
+        request: Option<RequestId>,
+        /// Whether the commit must be on disk before the reply.
+        durability: Durability,
+    },
+    /// Verified blocks from a peer.
+    Blocks {
+        /// The database.
+        database: DatabaseId,
+        /// The blocks.
+        blocks: Vec<Block>,
+        /// Who sent them.
+        source: Source,
+    },
+    /// Everything committed before must be on disk.
+    Sync,
+    /// Opens a database that is in the store's catalogue.
+    Open(DatabaseId),
+    /// Closes a database; what waits in its pending pool is dropped, since sync brings it again.
+    Close(DatabaseId),
+}
+
+/// The answer to a piece of work.
+#[derive(Debug)]
+pub enum Reply {
+    /// To [`Work::Write`].
+    Written(Result<Written, WriteError>),
+    /// To [`Work::Blocks`].
+    Delivered(Result<Delivery, WriteError>),
+    /// To [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
+    Done(Result<(), WriteError>),
+}
+
+/// What a turn lets out, all of it after its commit.
+#[derive(Debug, Default)]
+pub struct TurnOutcome {
+    /// One reply for each piece of work, in order.
+    pub replies: Vec<Reply>,
+    /// Databases opened in this turn.
+    pub opened: Vec<DatabaseId>,
+    /// Databases closed in this turn.
+    pub closed: Vec<DatabaseId>,
+    /// Databases that advanced.
+    pub advanced: Vec<Advance>,
+    /// Version vector entries that this turn's sync has brought to disk.
+    pub durable: BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>,
+    /// Whether received blocks wait for a sync.
+    pub owes_sync: bool,
+}
+
+/// How one database advanced in a turn.
+#[derive(Debug)]
+pub struct Advance {
+    /// The database.
+    pub database: DatabaseId,
+    /// Version vector entries that rose.
+    pub vv: Vec<(ReplicaId, u64)>,
+    /// The figures after the turn.
+    pub meta: Meta,
+    /// Blocks made here.
+    pub sealed: Vec<Block>,
+}
+
+/// What a turn takes from outside.
+pub struct TurnEnv<'a> {
+    /// The time by this node's clock.
+    pub now: WallTime,
+    /// Signs local blocks.
+    pub signer: &'a dyn Signer,
+    /// Random numbers for nonces.
+    pub random: &'a mut dyn FnMut() -> u64,
+}
+
+impl std::fmt::Debug for TurnEnv<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TurnEnv({:?})", self.now)
+    }
+}
+
+/// All open databases of one store, and the only writer to it.
+#[derive(Debug)]
+pub struct Engine<S> {
+    store: S,
+    open: BTreeMap<DatabaseId, Replica>,
+    /// Version vector entries committed but not yet synced.
+    unsynced: BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>,
+    /// Whether received blocks are among them, which a peer waits to see acknowledged.
+    owes_sync: bool,
+    poison: Option<String>,
+}
+
+impl<S: Store> Engine<S> {
+    /// An engine over a store, with no database open.
+    pub fn new(store: S) -> Self {
+        Self { store, open: BTreeMap::new(), unsynced: BTreeMap::new(), owes_sync: false, poison: None }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// An open database's replica.
+    pub fn replica(&self, database: &DatabaseId) -> Option<&Replica> {
+        self.open.get(database)
+    }
+
+    /// Why writes are refused, if they are.
+    pub fn poison(&self) -> Option<&str> {
+        self.poison.as_deref()
+    }
+
+    /// Refuses writes from now on: a commit or sync failed, so what is on disk is unknown.
+    pub fn set_poison(&mut self, cause: String) {
+        self.poison.get_or_insert(cause);
+    }
+
+    /// Takes the entries that a sync started now will cover; on success tell the peers.
+    pub fn take_unsynced(&mut self) -> BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>> {
+        self.owes_sync = false;
+        std::mem::take(&mut self.unsynced)
+    }
+
+    /// The entries of an open database that are on disk: what its store had when it was opened and what was synced
+    /// since.
+    pub fn durable(&self, database: &DatabaseId) -> Vec<(ReplicaId, u64)> {
+        let unsynced = self.unsynced.get(database);
+        let vv = whole_vv(self, database);
+        vv.iter().filter(|(replica, _)| unsynced.is_none_or(|entries| !entries.contains_key(replica))).collect()
+    }
+
+    /// Takes all the work through one commit.
+    pub fn turn(&mut self, works: Vec<Work>, env: &mut TurnEnv<'_>) -> TurnOutcome {
+        let mut outcome = TurnOutcome::default();
+        let mut replies: Vec<Option<Reply>> = Vec::new();
+        replies.resize_with(works.len(), || None);
+        let mut jobs: BTreeMap<DatabaseId, Job> = BTreeMap::new();
+        let mut syncs = Vec::new();
+        let mut closing = Vec::new();
+        for (index, work) in works.into_iter().enumerate() {
+            match work {
+                Work::Write { database, ops, request, durability } => {
+                    let job = jobs.entry(database).or_default();
+                    job.sync |= durability == Durability::Sync;
+                    job.writes.push(LocalWrite { token: Token(index as u64), request, ops });
+                }
+                Work::Blocks { database, blocks, source } => {
+                    jobs.entry(database).or_default().deliveries.push(Incoming { index, blocks, source });
+                }
+                Work::Sync => syncs.push(index),
+                Work::Open(database) => set(&mut replies, index, Reply::Done(self.open(database, &mut outcome))),
+                Work::Close(database) => closing.push((index, database)),
+            }
+        }
+        let mut wants_sync = !syncs.is_empty();
+        let mut steps = Vec::new();
+        let mut parts = Vec::new();
+        for (database, job) in jobs {
+            wants_sync |= job.sync;
+            self.step(database, job, env, &mut steps, &mut parts, &mut replies);
+        }
+        let durability = if wants_sync { Durability::Sync } else { Durability::Buffered };
+        match self.commit(steps, durability) {
+            Ok(committed) => {
+                for (part, step) in parts.into_iter().zip(committed) {
+                    self.release(part, step, &mut outcome, &mut replies);
+                }
+                if wants_sync {
+                    outcome.durable = self.take_unsynced();
+                }
+                syncs.into_iter().for_each(|index| set(&mut replies, index, Reply::Done(Ok(()))));
+            }
+            Err(error) => {
+                parts.into_iter().for_each(|part| part.fail(&error, &mut replies));
+                syncs.into_iter().for_each(|index| set(&mut replies, index, Reply::Done(Err(error.clone()))));
+            }
+        }
+        for (index, database) in closing {
+            if self.open.remove(&database).is_some() {
+                outcome.closed.push(database);
+            }
+            set(&mut replies, index, Reply::Done(Ok(())));
+        }
+        outcome.owes_sync = self.owes_sync;
+        // Every piece of work has had its answer; one without would be a fault of the code above.
+        debug_assert!(replies.iter().all(Option::is_some));
+        outcome.replies = replies.into_iter().map(|reply| reply.unwrap_or(Reply::Done(Err(WriteError::Closed)))).collect();
+        outcome
+    }
+
+    fn open(&mut self, database: DatabaseId, outcome: &mut TurnOutcome) -> Result<(), WriteError> {
+        if self.open.contains_key(&database) {
+            return Ok(());
+        }
+        let replica = self.resume(database)?;
+        self.open.insert(database, replica);
+        outcome.opened.push(database);
+        Ok(())
+    }
+
+    fn resume(&self, database: DatabaseId) -> Result<Replica, WriteError> {
+        let state = self.store.view(&database).and_then(|view| view.state()).map_err(|error| read_error(&error))?;
+        Ok(Replica::resume(database, state, PendingLimits::default()))
+    }
+
+    /// Takes one database's work through its replica, without committing.
+    fn step(
+        &mut self,
+        database: DatabaseId,
+        job: Job,
+        env: &mut TurnEnv<'_>,
+        steps: &mut Vec<Step>,
+        parts: &mut Vec<Part>,
+        replies: &mut [Option<Reply>],
+    ) {
+        let mut part = Part::of(&job);
+        if let Some(cause) = &self.poison {
+            return part.fail(&WriteError::Poisoned { cause: cause.clone() }, replies);
+        }
+        let Some(replica) = self.open.get_mut(&database) else {
+            return part.fail(&WriteError::Closed, replies);
+        };
+        let mut turn = replica.begin();
+        let worked = self.store.view(&database).and_then(|view| part.run(job, replica, env, &view, &mut turn));
+        match worked {
+            Ok(()) => {
+                steps.push(replica.finish(turn));
+                parts.push(part);
+            }
+            Err(error) => {
+                // Nothing of this turn is committed: go on from what the store has.
+                let error = read_error(&error);
+                part.fail(&error, replies);
+                match self.resume(database) {
+                    Ok(replica) => drop(self.open.insert(database, replica)),
+                    Err(error) => self.set_poison(error.to_string()),
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, steps: Vec<Step>, durability: Durability) -> Result<Vec<Committed>, WriteError> {
+        if let Some(cause) = &self.poison {
+            return Err(WriteError::Poisoned { cause: cause.clone() });
+        }
+        Step::commit_all(steps, &mut self.store, durability).map_err(|error| {
+            let cause = error.to_string();
+            self.set_poison(cause.clone());
+            WriteError::Unknown { cause }
+        })
+    }
+
+    /// Lets the effects of one committed step out.
+    fn release(&mut self, part: Part, step: Committed, outcome: &mut TurnOutcome, replies: &mut [Option<Reply>]) {
+        let Committed { database, meta, vv, effects } = step;
+        let mut deliveries: Vec<(usize, Range<usize>, Delivery)> =
+            part.deliveries.into_iter().map(|(index, effects)| (index, effects, Delivery::default())).collect();
+        let mut current = deliveries.iter_mut().peekable();
+        let mut sealed = Vec::new();
+        for (at, effect) in effects.into_iter().enumerate() {
+            while current.next_if(|(_, effects, _)| effects.end <= at).is_some() {}
+            let delivery = current.peek_mut().filter(|(_, effects, _)| effects.contains(&at)).map(|(_, _, delivery)| delivery);
+            match (effect, delivery) {
+                (Effect::Written { token, outcome }, _) => {
+                    let written = Written { dot: outcome.dot, ops: outcome.ops };
+                    set(replies, index_of(token), Reply::Written(Ok(written)));
+                }
+                (Effect::Refused { token, refusal }, _) => set(replies, index_of(token), Reply::Written(Err(refusal.into()))),
+                (Effect::Sealed { block, .. }, _) => sealed.push(block),
+                (Effect::Merged { .. }, Some(delivery)) => {
+                    delivery.merged += 1;
+                    self.owes_sync = true;
+                }
+                (Effect::Duplicate { .. }, Some(delivery)) => delivery.duplicates += 1,
+                (Effect::Held { .. }, Some(delivery)) => delivery.held += 1,
+                (Effect::Dropped { .. }, Some(delivery)) => delivery.dropped += 1,
+                (Effect::Disagreement { dot, .. }, Some(delivery)) => delivery.disagreements.push(dot),
+                // A local write can set waiting blocks free: nobody waits for an answer about those.
+                (Effect::Merged { .. }, None) => self.owes_sync = true,
+                (_, None) => {}
+            }
+        }
+        for (index, _, delivery) in deliveries {
+            set(replies, index, Reply::Delivered(Ok(delivery)));
+        }
+        if !vv.is_empty() {
+            self.unsynced.entry(database).or_default().extend(vv.iter().copied());
+            outcome.advanced.push(Advance { database, vv, meta, sealed });
+        }
+    }
+}
+
+/// One database's work of a turn.
+#[derive(Debug, Default)]
+struct Job {
+    writes: Vec<LocalWrite>,
+    deliveries: Vec<Incoming>,
+    sync: bool,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    index: usize,
+    blocks: Vec<Block>,
+    source: Source,
+}
+
+/// Whom a step's effects belong to.
+#[derive(Debug)]
+struct Part {
+    writes: Vec<usize>,
+    /// For each delivery its reply and which of the step's effects are its own.
+    deliveries: Vec<(usize, Range<usize>)>,
+}
+
+impl Part {
+    fn of(job: &Job) -> Self {
+        let writes = job.writes.iter().map(|write| index_of(write.token)).collect();
+        Self { writes, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
+    }
+
+    fn run<V: View>(
+        &mut self,
+        job: Job,
+        replica: &mut Replica,
+        env: &mut TurnEnv<'_>,
+        view: &V,
+        turn: &mut Turn,
+    ) -> Result<(), V::Error> {
+        let mut env = Env { now: env.now, signer: env.signer, random: &mut *env.random };
+        if !job.writes.is_empty() {
+            replica.handle(Input::Write(job.writes), &mut env, view, turn)?;
+        }
+        for (incoming, (_, effects)) in job.deliveries.into_iter().zip(&mut self.deliveries) {
+            let Incoming { blocks, source, .. } = incoming;
+            let start = turn.effects();
+            replica.handle(Input::Blocks { blocks, source }, &mut env, view, turn)?;
+            *effects = start..turn.effects();
+        }
+        Ok(())
+    }
+
+    fn fail(self, error: &WriteError, replies: &mut [Option<Reply>]) {
+        for index in self.writes {
+            set(replies, index, Reply::Written(Err(error.clone())));
+        }
+        for (index, _) in self.deliveries {
+            set(replies, index, Reply::Delivered(Err(error.clone())));
+        }
+    }
+}
+
+/// The whole version vector of an open database, for a consumer that starts now.
+pub fn whole_vv<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> VersionVector {
+    engine.replica(database).map(Replica::vv).unwrap_or_default()
+}
+
+fn set(replies: &mut [Option<Reply>], index: usize, reply: Reply) {
+    if let Some(slot) = replies.get_mut(index) {
+        *slot = Some(reply);
+    }
+}
+
+/// Tokens are indexes of the turn's work.
+fn index_of(token: Token) -> usize {
+    usize::try_from(token.0).unwrap_or(usize::MAX)
+}
+
+fn read_error<E: std::error::Error>(error: &E) -> WriteError {
+    WriteError::Read { cause: error.to_string() }
+}

@@ -1,0 +1,12 @@
+//! The engine: one serialised path for everything that changes a database.
+
+pub(crate) mod driver;
+pub mod machine;
+mod news;
+pub mod port;
+pub(crate) mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use driver::EngineHandle;
+pub use news::NewsFeed;

@@ -1,0 +1,117 @@
+//! Errors of the public API, one enum per kind of operation.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crdt::{DatabaseNameError, Dot};
+use thiserror::Error;
+
+pub use crate::engine::port::WriteError;
+use crate::net::NetworkError;
+use crate::store::StoreOpenError;
+
+/// Why a node could not be opened. Nothing was changed, unless the text says so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The data directory cannot be used.
+    #[error("the data directory {path} cannot be used: {source}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] StoreOpenError),
+    /// The identity file is damaged or of another kind.
+    #[error("the identity file {path} cannot be used: {reason}")]
+    Identity {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The network could not be started.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Why a database could not be opened.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum OpenDatabaseError {
+    /// The name breaks the rule for names.
+    #[error(transparent)]
+    Name(#[from] DatabaseNameError),
+    /// Too many are open.
+    #[error("{limit} databases are open, which is the limit")]
+    TooManyOpen {
+        /// The limit.
+        limit: usize,
+    },
+    /// The node is closed.
+    #[error("the node is closed")]
+    Closed,
+    /// The store could not read or write.
+    #[error("the database cannot be opened: {cause}")]
+    Store {
+        /// The failure.
+        cause: String,
+    },
+}
+
+/// Why a read failed. Never "not found".
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The database is closed.
+    #[error("the database is closed")]
+    Closed,
+    /// Too many listing streams are open.
+    #[error("{limit} listing streams are open, which is the limit; try again later")]
+    TooManyStreams {
+        /// The limit.
+        limit: usize,
+    },
+    /// The store could not read.
+    #[error("the store cannot read: {cause}")]
+    Store {
+        /// The failure.
+        cause: String,
+    },
+}
+
+/// Why a wait ended without what was waited for.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The dot has not arrived in time; it may arrive later.
+    #[error("{dot} has not arrived within {waited:?}")]
+    NotCovered {
+        /// The dot waited for.
+        dot: Dot,
+        /// How long.
+        waited: Duration,
+    },
+    /// The database was closed meanwhile.
+    #[error("the database is closed")]
+    Closed,
+}
+
+/// Why a node or database did not close cleanly; it is closed all the same.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// The last sync failed: buffered writes may be lost at a power failure.
+    #[error("the last sync failed: {0}")]
+    Sync(WriteError),
+}
+
+pub(crate) fn read_error<E: std::error::Error>(error: &E) -> ReadError {
+    ReadError::Store { cause: error.to_string() }
+}

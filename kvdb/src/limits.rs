@@ -1,0 +1,28 @@
+//! Local limits: they bind this node's own callers and memory, and never make two nodes judge one block differently.
+
+use std::time::Duration;
+
+/// Bytes of writes and received blocks that may wait for the engine.
+pub const MAX_INBOX_BYTES: usize = 64 << 20;
+/// What a waiting piece of work counts beyond its bytes.
+pub const WORK_OVERHEAD_BYTES: usize = 256;
+/// How long a caller waits for room in the inbox.
+pub const INBOX_WAIT: Duration = Duration::from_secs(10);
+/// Most pieces of work in one turn of the engine.
+pub const MAX_TURN_WORKS: usize = 1_024;
+/// A turn takes no further work once it has this many bytes.
+pub const MAX_TURN_BYTES: usize = 4 << 20;
+/// Received blocks are on disk, and acknowledged, this long after they were merged at the latest.
+pub const SYNC_DELAY: Duration = Duration::from_millis(100);
+/// Bytes of own blocks kept for gossip until the network looks; beyond it only an announcement goes out.
+pub const MAX_SEALED_NEWS_BYTES: usize = 1 << 20;
+/// Most listing streams open at a time in one node; each holds a thread and a snapshot.
+pub const MAX_LIST_STREAMS: usize = 64;
+/// Items that a listing stream reads ahead of its reader, at most.
+pub const LIST_CHUNK_ITEMS: usize = 256;
+/// Bytes that a listing stream reads ahead of its reader, about.
+pub const LIST_CHUNK_BYTES: usize = 256 << 10;
+/// Most items in one page of a listing, and the default.
+pub const MAX_PAGE_ITEMS: usize = 10_000;
+/// Most databases open at a time in one node.
+pub const MAX_OPEN_DATABASES: usize = 1_024;

@@ -1,0 +1,206 @@
+//! A node: one process's identity, store and network.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crdt::{DatabaseId, DatabaseName, Durability};
+use libp2p::{Multiaddr, PeerId};
+use tokio::sync::Semaphore;
+
+use crate::backend::EngineBackend;
+use crate::database::{Database, Parts};
+use crate::engine::EngineHandle;
+use crate::engine::port::WriteError;
+use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
+use crate::identity;
+use crate::limits::{MAX_LIST_STREAMS, MAX_OPEN_DATABASES};
+use crate::net::{DialError, NetHandle, PeerStatus};
+use crate::options::NodeOptions;
+use crate::store::RocksStore;
+
+/// A running node. Cloning is cheap; when the last clone is dropped the node stops, [`Node::close`] stops it cleanly.
+#[derive(Debug, Clone)]
+pub struct Node(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    peer_id: PeerId,
+    store: RocksStore,
+    engine: EngineHandle<RocksStore>,
+    net: Option<NetHandle>,
+    durability: Durability,
+    streams: Arc<Semaphore>,
+    closed: AtomicBool,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.engine.shut();
+    }
+}
+
+/// A database in this node's catalogue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseInfo {
+    /// The name.
+    pub name: DatabaseName,
+    /// The id, the same on every node.
+    pub id: DatabaseId,
+    /// 0 unless the database was dropped and made again.
+    pub generation: u64,
+    /// Whether it is open, and so replicated.
+    pub open: bool,
+}
+
+/// Figures of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Why writes are refused, if they are.
+    pub poisoned: Option<String>,
+    /// Bytes of writes and received blocks that wait for the engine.
+    pub waiting_bytes: usize,
+    /// Databases open.
+    pub open_databases: usize,
+}
+
+impl Node {
+    /// Opens the store in the data directory, makes an identity at the first time, and starts the network.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. A directory that another process has open, that cannot be written, that has a newer format or
+    /// that is damaged is left as it was.
+    pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
+        let NodeOptions { data_dir, store, network, durability } = options;
+        let opened = tokio::task::spawn_blocking(move || {
+            let directory = |source| OpenError::Directory { path: data_dir.clone(), source };
+            std::fs::create_dir_all(&data_dir).map_err(directory)?;
+            let store = RocksStore::open(&data_dir.join("store"), &store)?;
+            let keypair = identity::load_or_create(&data_dir)?;
+            let signer = identity::signer(&keypair).ok_or_else(|| OpenError::Identity {
+                path: data_dir.clone(),
+                reason: "it is not an ed25519 key".to_owned(),
+            })?;
+            Ok::<_, OpenError>((store, keypair, signer))
+        });
+        let (store, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;
+        let engine = EngineHandle::start(store.clone(), Arc::new(signer)).map_err(OpenError::Thread)?;
+        let peer_id = keypair.public().to_peer_id();
+        let net = match network {
+            None => None,
+            Some(network) => {
+                let backend = EngineBackend::new(engine.clone(), store.clone());
+                match crate::net::spawn(network, keypair, backend, engine.news()).await {
+                    Ok(net) => Some(net),
+                    Err(error) => {
+                        engine.shut();
+                        return Err(error.into());
+                    }
+                }
+            }
+        };
+        let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
+        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, durability, streams, closed: AtomicBool::new(false) })))
+    }
+
+    /// The node's identity.
+    pub fn peer_id(&self) -> PeerId {
+        self.0.peer_id
+    }
+
+    /// Addresses at which the node listens; empty without a network.
+    pub fn listen_addresses(&self) -> Vec<Multiaddr> {
+        self.0.net.as_ref().map(NetHandle::listen_addresses).unwrap_or_default()
+    }
+
+    /// The peers connected now, and those that are dialled for ever.
+    pub fn peers(&self) -> Vec<PeerStatus> {
+        self.0.net.as_ref().map(NetHandle::peers).unwrap_or_default()
+    }
+
+    /// Counters of the network since the start.
+    pub fn network_counters(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        self.0.net.as_ref().map(NetHandle::counters).unwrap_or_default()
+    }
+
+    /// Connects to a peer now. It is not dialled again when the connection is lost; bootstrap peers are.
+    ///
+    /// # Errors
+    /// When there is no network or nobody answers there.
+    pub async fn dial(&self, address: Multiaddr) -> Result<(), DialError> {
+        match &self.0.net {
+            Some(net) => net.dial(address).await,
+            None => Err(DialError::NoNetwork),
+        }
+    }
+
+    /// Opens a database, making it when it is not there. Two nodes that make one name independently have one database.
+    ///
+    /// # Errors
+    /// See [`OpenDatabaseError`].
+    pub async fn database(&self, name: &DatabaseName) -> Result<Database, OpenDatabaseError> {
+        if self.0.closed.load(Ordering::Acquire) {
+            return Err(OpenDatabaseError::Closed);
+        }
+        let open = self.0.engine.open_databases();
+        let known = DatabaseId::of(name, 0);
+        if open.len() >= MAX_OPEN_DATABASES && !open.contains(&known) {
+            return Err(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES });
+        }
+        let (store, wanted) = (self.0.store.clone(), name.clone());
+        let record = tokio::task::spawn_blocking(move || store.open_database(&wanted))
+            .await
+            .map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?
+            .map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
+        let shared = self.0.engine.open(record.id).await.map_err(|error| match error {
+            WriteError::Closed => OpenDatabaseError::Closed,
+            error => OpenDatabaseError::Store { cause: error.to_string() },
+        })?;
+        Ok(Database::new(Parts {
+            name: name.clone(),
+            id: record.id,
+            engine: self.0.engine.clone(),
+            store: self.0.store.clone(),
+            shared,
+            durability: self.0.durability,
+            streams: Arc::clone(&self.0.streams),
+        }))
+    }
+
+    /// All databases in the catalogue, by name.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn databases(&self) -> Result<Vec<DatabaseInfo>, ReadError> {
+        let open: BTreeSet<DatabaseId> = self.0.engine.open_databases().into_iter().collect();
+        let records = self.0.store.databases().map_err(|error| read_error(&error))?;
+        let info = |record: crate::store::DatabaseRecord| DatabaseInfo {
+            open: open.contains(&record.id),
+            name: record.name,
+            id: record.id,
+            generation: record.generation,
+        };
+        Ok(records.into_iter().map(info).collect())
+    }
+
+    /// Figures of the node.
+    pub fn status(&self) -> NodeStatus {
+        NodeStatus {
+            poisoned: self.0.engine.poison(),
+            waiting_bytes: self.0.engine.waiting_bytes(),
+            open_databases: self.0.engine.open_databases().len(),
+        }
+    }
+
+    /// Stops: says good-bye to peers, finishes what waits, syncs. Every handle answers `Closed` afterwards.
+    ///
+    /// # Errors
+    /// When the last sync failed; the node is closed all the same.
+    pub async fn close(&self) -> Result<(), CloseError> {
+        self.0.closed.store(true, Ordering::Release);
+        if let Some(net) = &self.0.net {
+            net.close().await;
+        }
+        self.0.engine.close().await.map_err(CloseError::Sync)
+    }
+}

@@ -1,0 +1,43 @@
+//! Options of a node. The library reads no file of options and no environment.
+
+use std::path::PathBuf;
+
+use crdt::Durability;
+
+pub use crate::net::{NetworkKey, NetworkOptions};
+pub use crate::store::{LossPolicy, StoreOptions};
+
+/// How to open a node.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Where identity and store live; made when it is not there. One process at a time can have it open.
+    pub data_dir: PathBuf,
+    /// Memory and files of the store.
+    pub store: StoreOptions,
+    /// The network; `None` for a node that speaks to nobody.
+    pub network: Option<NetworkOptions>,
+    /// The durability of writes that do not name one: `Sync` (the default) waits for the disk, `Buffered` is faster and
+    /// may lose the last writes at a power failure, which sync with other nodes brings back if they had them.
+    pub durability: Durability,
+}
+
+impl NodeOptions {
+    /// A node in this directory with default options and no network.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self { data_dir: data_dir.into(), store: StoreOptions::default(), network: None, durability: Durability::Sync }
+    }
+
+    /// With a network.
+    #[must_use]
+    pub fn network(mut self, network: NetworkOptions) -> Self {
+        self.network = Some(network);
+        self
+    }
+
+    /// With another default durability.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+}

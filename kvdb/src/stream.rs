@@ -1,0 +1,97 @@
+//! A listing as a stream: a thread of the blocking pool walks one snapshot and stays a few chunks ahead of its reader.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crdt::DatabaseId;
+use futures::Stream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use crate::clock::wall_time;
+use crate::error::{ReadError, read_error};
+use crate::limits::{LIST_CHUNK_BYTES, LIST_CHUNK_ITEMS};
+use crate::list::{ListItem, ListOptions, walk};
+use crate::store::RocksStore;
+
+/// The items of a listing, all from one snapshot.
+///
+/// Holds a few chunks in memory however long the listing is, and waits for its reader as long as it takes; the
+/// snapshot is kept meanwhile. The stream ends with `None` only when the listing is complete: a failure is an item.
+#[derive(Debug)]
+pub struct ListStream {
+    chunks: mpsc::Receiver<Chunk>,
+    items: std::vec::IntoIter<ListItem>,
+    ended: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+#[derive(Debug)]
+enum Chunk {
+    Items(Vec<ListItem>),
+    End(Result<(), ReadError>),
+}
+
+impl ListStream {
+    pub(crate) fn start(store: RocksStore, database: DatabaseId, options: ListOptions, place: OwnedSemaphorePermit) -> Self {
+        let (sender, chunks) = mpsc::channel(2);
+        tokio::task::spawn_blocking(move || {
+            let mut chunk = Vec::new();
+            let mut bytes = 0;
+            let mut read_on = true;
+            let mut take = |item: ListItem| {
+                bytes += size(&item);
+                chunk.push(item);
+                if chunk.len() >= LIST_CHUNK_ITEMS || bytes >= LIST_CHUNK_BYTES {
+                    bytes = 0;
+                    // A reader that has gone ends the walk.
+                    read_on = sender.blocking_send(Chunk::Items(std::mem::take(&mut chunk))).is_ok();
+                }
+                read_on
+            };
+            let result = store
+                .snapshot(&database)
+                .map_err(|error| read_error(&error))
+                .and_then(|view| walk(&view, &options, wall_time(), &mut take));
+            if read_on && (chunk.is_empty() || sender.blocking_send(Chunk::Items(chunk)).is_ok()) {
+                drop(sender.blocking_send(Chunk::End(result)));
+            }
+        });
+        Self { chunks, items: Vec::new().into_iter(), ended: false, _place: place }
+    }
+}
+
+impl Stream for ListStream {
+    type Item = Result<ListItem, ReadError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(item) = self.items.next() {
+                return Poll::Ready(Some(Ok(item)));
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match std::task::ready!(self.chunks.poll_recv(context)) {
+                Some(Chunk::Items(items)) => self.items = items.into_iter(),
+                Some(Chunk::End(result)) => {
+                    self.ended = true;
+                    if let Err(error) = result {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                // The walk ended without saying so: it panicked, or its runtime was shut down.
+                None => {
+                    self.ended = true;
+                    return Poll::Ready(Some(Err(ReadError::Store { cause: "the listing was cut short".to_owned() })));
+                }
+            }
+        }
+    }
+}
+
+fn size(item: &ListItem) -> usize {
+    match item {
+        ListItem::Entry(entry) => entry.key.as_bytes().len() + entry.value.len() + 64,
+        ListItem::CommonPrefix(prefix) => prefix.as_str().len() + 64,
+    }
+}
