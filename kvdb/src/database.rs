@@ -273,7 +273,7 @@ impl Database {
     /// As [`Database::get`].
     pub fn stats(&self) -> Result<DatabaseStats, ReadError> {
         let store = self.store()?;
-        let disk_bytes = store.disk_bytes(&self.0.id).map_err(|error| read_error(&error))?;
+        let sizes = store.stats(&self.0.id).map_err(|error| read_error(&error))?;
         let figures = self.0.shared.figures();
         let vv = self.0.shared.vv();
         Ok(DatabaseStats {
@@ -286,7 +286,7 @@ impl Database {
             clock: figures.meta.clock,
             pending_blocks: figures.pending_blocks,
             pending_bytes: figures.pending_bytes,
-            disk_bytes,
+            disk_bytes: sizes.rows + sizes.blocks + sizes.other,
         })
     }
 

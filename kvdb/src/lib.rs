@@ -1,4 +1,48 @@
-//! x
+//! kvdb: a peer-to-peer, eventually consistent key-value store for path-shaped keys.
+//!
+//! Every node keeps a full replica of each database it has open, accepts writes on its own, and exchanges signed,
+//! content-addressed deltas with the other nodes that have the same database open.
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use kvdb::{Key, Node, NodeOptions};
+//! let node = Node::open(NodeOptions::new("/var/lib/example")).await?;
+//! let db = node.database(&"demo".parse()?).await?;
+//! let key = Key::parse("/greetings/en")?;
+//! db.put(&key, "hello").await?;
+//! assert_eq!(db.get(&key)?.unwrap().value.as_ref(), b"hello");
+//! node.close().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(missing_docs)]
+
+mod backend;
 mod clock;
+pub mod database;
 pub mod engine;
+pub mod error;
+mod identity;
 pub mod limits;
+pub mod list;
+pub mod net;
+pub mod node;
+pub mod options;
+pub mod store;
+pub mod stream;
+
+pub use crdt::{
+    DatabaseId, DatabaseName, DatabaseNameError, Digest, Dot, Durability, Key, KeyError, OpOutcome, Order, Prefix, RequestId,
+    Stamp, WriteRefusal,
+};
+pub use database::{Batch, Database, DatabaseStats};
+pub use engine::port::{WriteError, Written};
+pub use error::{CloseError, OpenDatabaseError, OpenError, ReadError, WaitError};
+pub use libp2p::identity::Keypair;
+pub use libp2p::{Multiaddr, PeerId};
+pub use list::{After, Entry, ListItem, ListOptions, Page};
+pub use net::{DialError, NetworkError, PeerStatus};
+pub use node::{DatabaseInfo, Node, NodeStatus};
+pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
+pub use stream::ListStream;

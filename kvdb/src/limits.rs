@@ -26,3 +26,9 @@ pub const LIST_CHUNK_BYTES: usize = 256 << 10;
 pub const MAX_PAGE_ITEMS: usize = 10_000;
 /// Most databases open at a time in one node.
 pub const MAX_OPEN_DATABASES: usize = 1_024;
+
+/// Values up to this many bytes stand in their row's record; larger ones have a record of their own, which listing keys
+/// never reads.
+pub const MAX_INLINE_VALUE_BYTES: usize = 512;
+/// Most files that RocksDB keeps open in one store, well below the usual limit of 1,024 per process.
+pub const MAX_STORE_OPEN_FILES: i32 = 512;

@@ -77,10 +77,8 @@ impl Node {
             std::fs::create_dir_all(&data_dir).map_err(directory)?;
             let store = RocksStore::open(&data_dir.join("store"), &store)?;
             let keypair = identity::load_or_create(&data_dir)?;
-            let signer = identity::signer(&keypair).ok_or_else(|| OpenError::Identity {
-                path: data_dir.clone(),
-                reason: "it is not an ed25519 key".to_owned(),
-            })?;
+            let signer = identity::signer(&keypair)
+                .ok_or_else(|| OpenError::Identity { path: data_dir.clone(), reason: "it is not an ed25519 key".to_owned() })?;
             Ok::<_, OpenError>((store, keypair, signer))
         });
         let (store, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;

@@ -9,7 +9,7 @@ use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, Options, WriteBat
 
 use crate::rows::{key, value};
 
-pub fn open(dir: &Path) -> DB {
+pub(crate) fn open(dir: &Path) -> DB {
     let store = kvdb::StoreOptions::default();
     let cache = Cache::new_lru_cache(store.block_cache_bytes);
     let mut table = BlockBasedOptions::default();
@@ -27,7 +27,7 @@ pub fn open(dir: &Path) -> DB {
 }
 
 /// `threads` callers, one row per batch; rows per second.
-pub fn put_each(db: &Arc<DB>, threads: usize, rows: usize, first: usize, sync: bool) -> f64 {
+pub(crate) fn put_each(db: &Arc<DB>, threads: usize, rows: usize, first: usize, sync: bool) -> f64 {
     let next = Arc::new(AtomicUsize::new(0));
     let start = Instant::now();
     let callers: Vec<_> = (0..threads)
@@ -43,7 +43,7 @@ pub fn put_each(db: &Arc<DB>, threads: usize, rows: usize, first: usize, sync: b
                     }
                     let mut batch = WriteBatch::default();
                     batch.put(key(first + row), value(first + row));
-                    db.write_opt(&batch, &options).expect("written");
+                    db.write_opt(batch, &options).expect("written");
                 }
             })
         })
@@ -55,7 +55,7 @@ pub fn put_each(db: &Arc<DB>, threads: usize, rows: usize, first: usize, sync: b
 }
 
 /// One thread, several rows per batch; rows per second.
-pub fn put_batches(db: &DB, rows: usize, per_batch: usize, first: usize) -> f64 {
+pub(crate) fn put_batches(db: &DB, rows: usize, per_batch: usize, first: usize) -> f64 {
     let start = Instant::now();
     let mut row = 0;
     while row < rows {
@@ -64,14 +64,14 @@ pub fn put_batches(db: &DB, rows: usize, per_batch: usize, first: usize) -> f64 
         for at in row..end {
             batch.put(key(first + at), value(first + at));
         }
-        db.write(&batch).expect("written");
+        db.write(batch).expect("written");
         row = end;
     }
     per_second(rows, start)
 }
 
 /// Random reads of present keys; reads per second.
-pub fn get(db: &DB, order: &[usize]) -> f64 {
+pub(crate) fn get(db: &DB, order: &[usize]) -> f64 {
     let start = Instant::now();
     for at in order {
         let found = db.get_pinned(key(*at)).expect("read");
@@ -81,7 +81,7 @@ pub fn get(db: &DB, order: &[usize]) -> f64 {
 }
 
 /// A walk over all keys; keys per second.
-pub fn scan(db: &DB, keys: usize) -> f64 {
+pub(crate) fn scan(db: &DB, keys: usize) -> f64 {
     let start = Instant::now();
     let mut walk = db.raw_iterator();
     walk.seek_to_first();
@@ -97,6 +97,6 @@ pub fn scan(db: &DB, keys: usize) -> f64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a count of rows")]
-pub fn per_second(rows: usize, start: Instant) -> f64 {
+pub(crate) fn per_second(rows: usize, start: Instant) -> f64 {
     rows as f64 / start.elapsed().as_secs_f64()
 }

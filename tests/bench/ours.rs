@@ -11,12 +11,12 @@ use kvdb::{Batch, Database, Dot, Durability, Key, ListOptions, NetworkOptions, N
 use crate::bare::per_second;
 use crate::rows::{key, value};
 
-pub struct Ours {
+pub(crate) struct Ours {
     pub node: Node,
     pub db: Database,
 }
 
-pub async fn open(dir: &Path, network: bool) -> Ours {
+pub(crate) async fn open(dir: &Path, network: bool) -> Ours {
     let mut options = NodeOptions::new(dir);
     if network {
         let listen = vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")];
@@ -27,12 +27,12 @@ pub async fn open(dir: &Path, network: bool) -> Ours {
     Ours { node, db }
 }
 
-pub fn typed_key(row: usize) -> Key {
+pub(crate) fn typed_key(row: usize) -> Key {
     Key::parse(std::str::from_utf8(&key(row)).expect("text")).expect("a key")
 }
 
 /// `callers` tasks, one put each at a time; puts per second.
-pub async fn put_each(db: &Database, callers: usize, rows: usize, first: usize, durability: Durability) -> f64 {
+pub(crate) async fn put_each(db: &Database, callers: usize, rows: usize, first: usize, durability: Durability) -> f64 {
     let next = Arc::new(AtomicUsize::new(0));
     let start = Instant::now();
     let tasks: Vec<_> = (0..callers)
@@ -57,7 +57,7 @@ pub async fn put_each(db: &Database, callers: usize, rows: usize, first: usize, 
 }
 
 /// The times of single synced puts, in milliseconds.
-pub async fn put_times_ms(db: &Database, rows: usize, first: usize) -> Vec<f64> {
+pub(crate) async fn put_times_ms(db: &Database, rows: usize, first: usize) -> Vec<f64> {
     let mut times = Vec::with_capacity(rows);
     for row in first..first + rows {
         let start = Instant::now();
@@ -69,7 +69,7 @@ pub async fn put_times_ms(db: &Database, rows: usize, first: usize) -> Vec<f64> 
 }
 
 /// Fills the database with blocks of `per_block` ops; returns the last block's name.
-pub async fn load(db: &Database, rows: usize, per_block: usize) -> Dot {
+pub(crate) async fn load(db: &Database, rows: usize, per_block: usize) -> Dot {
     let mut last = None;
     let mut row = 0;
     while row < rows {
@@ -85,7 +85,7 @@ pub async fn load(db: &Database, rows: usize, per_block: usize) -> Dot {
     last.expect("at least one row")
 }
 
-pub fn get(db: &Database, order: &[usize]) -> f64 {
+pub(crate) fn get(db: &Database, order: &[usize]) -> f64 {
     let start = Instant::now();
     for at in order {
         let found = db.get(&typed_key(*at)).expect("read");
@@ -94,7 +94,7 @@ pub fn get(db: &Database, order: &[usize]) -> f64 {
     per_second(order.len(), start)
 }
 
-pub async fn scan(db: &Database, keys: usize) -> f64 {
+pub(crate) async fn scan(db: &Database, keys: usize) -> f64 {
     let start = Instant::now();
     let mut stream = db.list_stream(ListOptions::new(Prefix::root()).keys_only()).expect("a listing");
     let mut count = 0;
@@ -107,7 +107,7 @@ pub async fn scan(db: &Database, keys: usize) -> f64 {
 }
 
 /// Connects an empty node to a full one and waits until it has everything, on disk; keys per second.
-pub async fn catch_up(full: &Ours, last: Dot, rows: usize, dir: &Path) -> f64 {
+pub(crate) async fn catch_up(full: &Ours, last: Dot, rows: usize, dir: &Path) -> f64 {
     let empty = open(dir, true).await;
     let start = Instant::now();
     let address = full.node.listen_addresses().first().expect("listens").clone();
@@ -121,7 +121,7 @@ pub async fn catch_up(full: &Ours, last: Dot, rows: usize, dir: &Path) -> f64 {
 }
 
 /// The times from a buffered put on one node to its being merged on another, in milliseconds.
-pub async fn visible_ms(a: &Ours, b: &Ours, rounds: usize) -> Vec<f64> {
+pub(crate) async fn visible_ms(a: &Ours, b: &Ours, rounds: usize) -> Vec<f64> {
     let mut times = Vec::with_capacity(rounds);
     for row in 0..rounds {
         let start = Instant::now();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::report::quantile;
 
 /// The median time of writing 300 bytes and `fdatasync`, in milliseconds.
-pub fn fdatasync_ms(dir: &Path, rounds: usize) -> f64 {
+pub(crate) fn fdatasync_ms(dir: &Path, rounds: usize) -> f64 {
     let mut file = std::fs::File::create(dir.join("probe")).expect("a probe file");
     let mut times: Vec<f64> = (0..rounds)
         .map(|_| {

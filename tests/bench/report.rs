@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// What a figure must keep.
 #[derive(Debug, Clone, Copy)]
-pub enum Bound {
+pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),
     /// For information: what the ratio was made of.
@@ -20,16 +20,16 @@ struct Figure {
 }
 
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     figures: Vec<Figure>,
 }
 
 impl Report {
-    pub fn add(&mut self, name: impl Into<String>, value: f64, unit: &'static str, bound: Bound) {
+    pub(crate) fn add(&mut self, name: impl Into<String>, value: f64, unit: &'static str, bound: Bound) {
         self.figures.push(Figure { name: name.into(), value, unit, bound });
     }
 
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut table = format!("{:<34} {:>14} {:<8} {:>12}  {}\n", "figure", "value", "unit", "bound", "holds");
         for figure in &self.figures {
             let (bound, holds) = match figure.bound {
@@ -42,7 +42,7 @@ impl Report {
         table
     }
 
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let figures: Vec<serde_json::Value> = self
             .figures
             .iter()
@@ -82,13 +82,13 @@ fn verdict(holds: bool) -> &'static str {
 }
 
 /// The middle of several measurements.
-pub fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// The value below which this share of the measurements lies.
-pub fn quantile(values: &mut [f64], share: f64) -> f64 {
+pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a small index")]
     let at = ((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1));

@@ -10,12 +10,12 @@ use tempfile::TempDir;
 use crate::report::{Bound, Report, median, quantile};
 use crate::{bare, ours, probe};
 
-pub struct Row {
+pub(crate) struct Row {
     pub name: &'static str,
     pub measure: fn(&Scale, &mut Report),
 }
 
-pub const ROWS: &[Row] = &[
+pub(crate) const ROWS: &[Row] = &[
     Row { name: "put64-buffered", measure: put64_buffered },
     Row { name: "put64-sync", measure: put64_sync },
     Row { name: "put64-bulk", measure: put64_bulk },
@@ -28,7 +28,7 @@ pub const ROWS: &[Row] = &[
 ];
 
 /// How much is measured.
-pub struct Scale {
+pub(crate) struct Scale {
     rounds: usize,
     puts: usize,
     synced_puts: usize,
@@ -38,17 +38,17 @@ pub struct Scale {
 }
 
 impl Scale {
-    pub fn full() -> Self {
+    pub(crate) fn full() -> Self {
         Self { rounds: 5, puts: 200_000, synced_puts: 20_000, keys: 1_000_000, reads: 300_000, latencies: 1_000 }
     }
 
-    pub fn quick() -> Self {
+    pub(crate) fn quick() -> Self {
         Self { rounds: 1, puts: 2_000, synced_puts: 200, keys: 5_000, reads: 2_000, latencies: 20 }
     }
 }
 
 /// A key of 32 bytes; consecutive rows lie far apart, as callers' keys do.
-pub fn key(row: usize) -> [u8; 32] {
+pub(crate) fn key(row: usize) -> [u8; 32] {
     let mut key = [b'0'; 32];
     let spread = (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     key.iter_mut().zip(format!("/{spread:016x}/").into_bytes()).for_each(|(to, from)| *to = from);
@@ -56,7 +56,7 @@ pub fn key(row: usize) -> [u8; 32] {
 }
 
 /// A value of 100 bytes that does not compress.
-pub fn value(row: usize) -> [u8; 100] {
+pub(crate) fn value(row: usize) -> [u8; 100] {
     let mut value = [0; 100];
     rand::rngs::SmallRng::seed_from_u64(row as u64).fill_bytes(&mut value);
     value
@@ -71,7 +71,14 @@ fn temp() -> TempDir {
 }
 
 /// Both sides in turn, `rounds` times; reports each side's median and the median of the ratios.
-fn compare(name: &str, rounds: usize, least: f64, report: &mut Report, mut our: impl FnMut(usize) -> f64, mut bare: impl FnMut(usize) -> f64) {
+fn compare(
+    name: &str,
+    rounds: usize,
+    least: f64,
+    report: &mut Report,
+    mut our: impl FnMut(usize) -> f64,
+    mut bare: impl FnMut(usize) -> f64,
+) {
     let (mut ours, mut bares, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
         let (a, b) = (our(round), bare(round));
@@ -100,7 +107,9 @@ fn compare_puts(
     let our = |round: usize| {
         // Callers are tasks of the runtime, as in a program; the thread that started them only waits.
         let (db, first) = (us.db.clone(), round * rows);
-        runtime.block_on(async move { tokio::spawn(async move { ours::put_each(&db, callers, rows, first, durability).await }).await })
+        runtime.block_on(
+            async move { tokio::spawn(async move { ours::put_each(&db, callers, rows, first, durability).await }).await },
+        )
     };
     compare(name, rounds, least, report, |round| our(round).expect("measured"), |round| bare_put(&them, rows, round * rows));
     runtime.block_on(us.node.close()).expect("closes");

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// The figures of one open database after its last turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// Clock, digest and counters.
     pub meta: Meta,
     /// Number of heads.

@@ -1,0 +1,164 @@
+//! The catalogue: which databases a store has, and under which numbers.
+
+use crdt::{DatabaseId, DatabaseName};
+use rocksdb::WriteBatch;
+
+use super::error::StoreError;
+use super::layout::{Family, Malformed, Reader, Writer};
+use super::rocks::Inner;
+
+/// Drawn when a store is created: data under another id are another copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoreId(pub [u8; 16]);
+
+/// What a database is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DatabaseState {
+    /// It can be read and written.
+    Live,
+}
+
+/// A database's entry in the catalogue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseRecord {
+    /// Its name.
+    pub name: DatabaseName,
+    /// Its id, which follows from name and generation.
+    pub id: DatabaseId,
+    /// How often the name has been dropped.
+    pub generation: u64,
+    /// The number that its records begin with; never used again in this store.
+    pub number: u32,
+    /// The number that its rows begin with.
+    pub row_number: u32,
+    /// What it is in.
+    pub state: DatabaseState,
+    /// The store in which its data came together.
+    pub store_id: StoreId,
+    /// The format of its records.
+    pub format: u32,
+}
+
+/// The format of a database's records.
+const DATABASE_FORMAT: u32 = 1;
+
+/// The numbers that a database's records begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Numbers {
+    pub(super) number: u32,
+    pub(super) rows: u32,
+}
+
+impl DatabaseRecord {
+    pub(super) fn numbers(&self) -> Numbers {
+        Numbers { number: self.number, rows: self.row_number }
+    }
+}
+
+const STORE: u8 = 0;
+const NEXT_NUMBER: u8 = 1;
+const DATABASE: u8 = 2;
+
+const LIVE: u8 = 1;
+
+fn database_key(name: &DatabaseName) -> Vec<u8> {
+    [&[DATABASE], name.as_str().as_bytes()].concat()
+}
+
+fn write_database(record: &DatabaseRecord) -> Writer {
+    let mut writer = Writer::default();
+    let DatabaseState::Live = record.state;
+    writer
+        .version()
+        .put(&[LIVE])
+        .put(&record.id.0)
+        .u64(record.generation)
+        .u32(record.number)
+        .u32(record.row_number)
+        .put(&record.store_id.0)
+        .u32(record.format);
+    writer
+}
+
+fn read_database(key: &[u8], bytes: &[u8]) -> Result<DatabaseRecord, Malformed> {
+    let name = match key.split_first() {
+        Some((&DATABASE, name)) => std::str::from_utf8(name).ok().and_then(|name| DatabaseName::parse(name).ok()),
+        _ => None,
+    };
+    let name = name.ok_or(Malformed("its key is no database name"))?;
+    let mut reader = Reader::record(bytes)?;
+    let state = match reader.u8()? {
+        LIVE => DatabaseState::Live,
+        _ => return Err(Malformed("the database's state is not known")),
+    };
+    let id = DatabaseId(reader.array()?);
+    let generation = reader.u64()?;
+    let (number, row_number) = (reader.u32()?, reader.u32()?);
+    let store_id = StoreId(reader.array()?);
+    let format = reader.u32()?;
+    reader.end()?;
+    if id != DatabaseId::of(&name, generation) {
+        return Err(Malformed("the database's id does not follow from its name"));
+    }
+    Ok(DatabaseRecord { name, id, generation, number, row_number, state, store_id, format })
+}
+
+/// The store's own record.
+pub(super) fn store_id(inner: &Inner) -> Result<Option<StoreId>, StoreError> {
+    inner.get(Family::Catalog, &[STORE], |bytes| {
+        let mut reader = Reader::record(bytes)?;
+        let id = StoreId(reader.array()?);
+        reader.end()?;
+        Ok(id)
+    })
+}
+
+/// Writes the records of a new store.
+pub(super) fn create_store(inner: &Inner, id: StoreId) -> Result<(), StoreError> {
+    let family = inner.family(Family::Catalog);
+    let mut batch = WriteBatch::default();
+    batch.put_cf(family, [STORE], Writer::default().version().put(&id.0).bytes());
+    batch.put_cf(family, [NEXT_NUMBER], Writer::default().version().u32(1).bytes());
+    inner.write_synced(batch)
+}
+
+/// The entry of a name.
+pub(super) fn find(inner: &Inner, name: &DatabaseName) -> Result<Option<DatabaseRecord>, StoreError> {
+    let key = database_key(name);
+    inner.get(Family::Catalog, &key, |bytes| read_database(&key, bytes))
+}
+
+/// All entries in order of name.
+pub(super) fn all(inner: &Inner) -> impl Iterator<Item = Result<DatabaseRecord, StoreError>> {
+    inner.scan(Family::Catalog, vec![DATABASE]..vec![DATABASE + 1], read_database)
+}
+
+/// Adds a database under a number never used before.
+pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> Result<DatabaseRecord, StoreError> {
+    let next = inner.get(Family::Catalog, &[NEXT_NUMBER], |bytes| {
+        let mut reader = Reader::record(bytes)?;
+        let next = reader.u32()?;
+        reader.end()?;
+        Ok(next)
+    })?;
+    let number = next.ok_or_else(|| Malformed("it is missing").at(Family::Catalog, &[NEXT_NUMBER]))?;
+    // The last number stays unused: its range would have no end.
+    let after = number.checked_add(1).ok_or_else(|| StoreError::NumbersExhausted(name.clone()))?;
+    let record = DatabaseRecord {
+        name: name.clone(),
+        id: DatabaseId::of(name, 0),
+        generation: 0,
+        number,
+        row_number: number,
+        state: DatabaseState::Live,
+        store_id,
+        format: DATABASE_FORMAT,
+    };
+    let family = inner.family(Family::Catalog);
+    let mut batch = WriteBatch::default();
+    batch.put_cf(family, [NEXT_NUMBER], Writer::default().version().u32(after).bytes());
+    batch.put_cf(family, database_key(name), write_database(&record).bytes());
+    inner.write_synced(batch)?;
+    Ok(record)
+}

@@ -1,0 +1,128 @@
+//! Turns write sets into one batch.
+
+use crdt::{HeadsChange, WriteSet};
+use rocksdb::{ColumnFamily, WriteBatch};
+
+use super::catalog::Numbers;
+use super::layout::{self, Family, Writer};
+use super::rocks::Inner;
+
+/// Buffers for keys and records, used for every record of a commit.
+struct Batch<'a> {
+    inner: &'a Inner,
+    batch: WriteBatch,
+    key: Writer,
+    record: Writer,
+}
+
+/// The batch that writes the sets, each with the numbers of its database.
+pub(super) fn batch<'s>(inner: &Inner, sets: impl Iterator<Item = (&'s WriteSet, Numbers)>) -> WriteBatch {
+    let mut batch =
+        Batch { inner, batch: WriteBatch::default(), key: Writer::with_capacity(1 << 7), record: Writer::with_capacity(1 << 10) };
+    for (set, numbers) in sets {
+        batch.rows(set, numbers.rows);
+        batch.blocks(set, numbers.number);
+        batch.state(set, numbers.number);
+        batch.requests(set, numbers.number);
+    }
+    batch.batch
+}
+
+impl Batch<'_> {
+    fn put(&mut self, family: &ColumnFamily) {
+        self.batch.put_cf(family, self.key.bytes(), self.record.bytes());
+    }
+
+    fn delete(&mut self, family: &ColumnFamily) {
+        self.batch.delete_cf(family, self.key.bytes());
+    }
+
+    fn rows(&mut self, set: &WriteSet, number: u32) {
+        let (rows, values) = (self.inner.family(Family::Rows), self.inner.family(Family::Values));
+        for write in &set.rows {
+            self.key.row_key(number, &write.key);
+            if write.row.is_empty() {
+                self.delete(rows);
+            } else {
+                self.record.row(&write.row);
+                self.put(rows);
+            }
+            for (dot, _) in write.dropped.iter().filter(|(_, len)| layout::is_apart(*len)) {
+                self.key.value_key(number, &write.key, dot);
+                self.delete(values);
+            }
+            for sibling in write.row.siblings().iter().filter(|sibling| layout::is_apart(sibling.len)) {
+                // Without a value it stays where it is.
+                if let Some(value) = &sibling.value {
+                    self.key.value_key(number, &write.key, &sibling.dot);
+                    self.record.value(value);
+                    self.put(values);
+                }
+            }
+        }
+    }
+
+    fn blocks(&mut self, set: &WriteSet, number: u32) {
+        let (blocks, log) = (self.inner.family(Family::Blocks), self.inner.family(Family::Log));
+        for (revision, block) in &set.blocks {
+            let dot = block.dot();
+            self.key.block_key(number, &dot);
+            self.record.block(*revision, block);
+            self.put(blocks);
+            self.key.log_key(number, *revision);
+            self.record.log(&dot);
+            self.put(log);
+        }
+    }
+
+    fn state(&mut self, set: &WriteSet, number: u32) {
+        let state = self.inner.family(Family::State);
+        for (replica, entry) in &set.vv {
+            self.key.vv_key(number, replica);
+            self.record.vv(entry);
+            self.put(state);
+        }
+        match &set.heads {
+            HeadsChange::None => {}
+            HeadsChange::Packed { all, unspill } => {
+                self.key.heads_key(number);
+                self.record.heads(all);
+                self.put(state);
+                for dot in unspill {
+                    self.key.head_key(number, dot);
+                    self.delete(state);
+                }
+            }
+            HeadsChange::Spilled { added, removed, unpack } => {
+                if *unpack {
+                    self.key.heads_key(number);
+                    self.delete(state);
+                }
+                for dot in removed {
+                    self.key.head_key(number, dot);
+                    self.delete(state);
+                }
+                for (dot, head) in added {
+                    self.key.head_key(number, dot);
+                    self.record.single_head(head);
+                    self.put(state);
+                }
+            }
+        }
+        self.key.meta_key(number);
+        self.record.meta(&set.meta);
+        self.put(state);
+    }
+
+    fn requests(&mut self, set: &WriteSet, number: u32) {
+        if set.requests.is_empty() {
+            return;
+        }
+        let requests = self.inner.family(Family::Requests);
+        for (request, record) in &set.requests {
+            self.key.request_key(number, request);
+            self.record.request(record);
+            self.put(requests);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A store's directory: the lock and the format file, both looked at before RocksDB touches anything.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::error::StoreOpenError;
+
+/// The newest format that this program reads and writes.
+pub const STORE_FORMAT: u32 = 1;
+
+const LOCK_FILE: &str = "kvdb.lock";
+const FORMAT_FILE: &str = "kvdb.format";
+const FORMAT_DRAFT: &str = "kvdb.format.new";
+const MAGIC: &str = "kvdb-store";
+
+/// How far the store in a directory has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing there, or a creation that a crash cut short.
+    Creating,
+    /// Its files are all there; when they are gone, that is an error.
+    Ready,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Ready => "ready",
+        }
+    }
+}
+
+/// A store's directory, locked for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Directory {
+    /// Locks the directory, creating it if need be, and tells how far its store has come.
+    pub(super) fn lock(path: &Path) -> Result<(Self, Stage), StoreOpenError> {
+        let unusable = |source| StoreOpenError::Directory { path: path.to_owned(), source };
+        fs::create_dir_all(path).map_err(unusable)?;
+        // Before the lock file is made: a directory that is not ours must not be touched.
+        check(path)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join(LOCK_FILE)).map_err(unusable)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(StoreOpenError::Locked { path: path.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(unusable(source)),
+        }
+        let directory = Self { path: path.to_owned(), _lock: lock };
+        let stage = match check(path)? {
+            Some(stage) => stage,
+            None => {
+                directory.set_stage(Stage::Creating)?;
+                Stage::Creating
+            }
+        };
+        Ok((directory, stage))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the format file whole or not at all.
+    pub(super) fn set_stage(&self, stage: Stage) -> Result<(), StoreOpenError> {
+        let write = || -> io::Result<()> {
+            let draft = self.path.join(FORMAT_DRAFT);
+            let mut file = File::create(&draft)?;
+            writeln!(file, "{MAGIC} {STORE_FORMAT} {}", stage.name())?;
+            file.sync_all()?;
+            fs::rename(&draft, self.path.join(FORMAT_FILE))?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(|source| StoreOpenError::Directory { path: self.path.clone(), source })
+    }
+}
+
+/// Reads the format file; `None` in a directory in which a store can be created.
+fn check(path: &Path) -> Result<Option<Stage>, StoreOpenError> {
+    let unusable = |source| StoreOpenError::Directory { path: path.to_owned(), source };
+    let foreign = || StoreOpenError::NotAStore { path: path.to_owned() };
+    // The entries first: another process that creates a store writes the format file before all others.
+    let mut empty = true;
+    for entry in fs::read_dir(path).map_err(unusable)? {
+        let name = entry.map_err(unusable)?.file_name();
+        empty &= name == LOCK_FILE || name == FORMAT_DRAFT;
+    }
+    let text = match fs::read(path.join(FORMAT_FILE)) {
+        Ok(bytes) => String::from_utf8(bytes).map_err(|_| foreign())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return if empty { Ok(None) } else { Err(foreign()) },
+        Err(error) => return Err(unusable(error)),
+    };
+    let mut words = text.split_ascii_whitespace();
+    if words.next() != Some(MAGIC) {
+        return Err(foreign());
+    }
+    let found: u32 = words.next().and_then(|word| word.parse().ok()).ok_or_else(foreign)?;
+    if found > STORE_FORMAT {
+        return Err(StoreOpenError::NewerFormat { path: path.to_owned(), found, known: STORE_FORMAT });
+    }
+    let stage = words.next().ok_or_else(foreign)?;
+    [Stage::Creating, Stage::Ready].into_iter().find(|known| known.name() == stage).map(Some).ok_or_else(foreign)
+}

@@ -1,0 +1,251 @@
+//! The store on disk: one RocksDB for many databases.
+//!
+//! `layout` owns the bytes, `directory` the files that are not RocksDB's, `rocks` the instance, `catalog` the databases
+//! in it, `commit` and `view` the way in and out. Nothing outside this module knows RocksDB.
+
+mod catalog;
+mod commit;
+mod directory;
+mod error;
+mod layout;
+mod options;
+mod rocks;
+mod view;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use crdt::{DatabaseId, DatabaseName, Dot, Durability, Store, WriteSet};
+use rocksdb::{DBRecoveryMode, ErrorKind, Range, WriteOptions};
+
+pub use catalog::{DatabaseRecord, DatabaseState, StoreId};
+pub use directory::STORE_FORMAT;
+pub use error::{RecordKey, StoreError, StoreOpenError};
+pub use layout::Family;
+pub use options::{LossPolicy, StoreOptions};
+pub use view::RocksView;
+
+use crate::engine::port::LogChunk;
+use catalog::Numbers;
+use directory::{Directory, Stage};
+use options::Files;
+use rocks::{Inner, Rocks};
+
+/// Databases on disk. Cloning is cheap; the files are closed with the last clone.
+///
+/// Any number of threads may read; the engine is the only one that commits.
+#[derive(Debug, Clone)]
+pub struct RocksStore(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    // Dropped in this order: RocksDB is closed before the lock is given up.
+    inner: Inner,
+    numbers: RwLock<BTreeMap<DatabaseId, Numbers>>,
+    /// Held while a database is created, so that no number is given twice.
+    creating: Mutex<()>,
+    id: StoreId,
+    lost: Option<String>,
+    _directory: Directory,
+}
+
+/// Bytes on disk of one database, as far as RocksDB can tell without reading: what is still in memory, and values kept
+/// apart from their rows, are not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreStats {
+    /// Rows with their short values.
+    pub rows: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// Everything else.
+    pub other: u64,
+}
+
+impl RocksStore {
+    /// Opens the store in a directory, creating both if need be. The directory must be the store's own.
+    ///
+    /// # Errors
+    /// When the store is in use, newer than this program or damaged, or the directory is somebody else's or not usable.
+    ///
+    /// # Durability
+    /// A write that the log has only in part is dropped: it was never confirmed as synced. Damage before the end of the
+    /// log is refused unless [`StoreOptions::loss`] accepts it; then [`RocksStore::accepted_loss`] tells of it.
+    pub fn open(path: &Path, options: &StoreOptions) -> Result<Self, StoreOpenError> {
+        let (directory, stage) = Directory::lock(path)?;
+        let (rocks, lost) = open_rocks(path, options, stage)?;
+        let inner = Inner::new(rocks);
+        let damaged = |source| StoreOpenError::Damaged { path: directory.path().to_owned(), source };
+        let id = match (catalog::store_id(&inner).map_err(damaged)?, stage) {
+            (Some(id), _) => id,
+            (None, Stage::Creating) => {
+                let id = StoreId(rand::random());
+                catalog::create_store(&inner, id).map_err(damaged)?;
+                id
+            }
+            (None, Stage::Ready) => {
+                return Err(damaged(layout::Malformed("the store's own record is missing").at(Family::Catalog, &[])));
+            }
+        };
+        if stage == Stage::Creating {
+            directory.set_stage(Stage::Ready)?;
+        }
+        let numbers = catalog::all(&inner)
+            .map(|record| record.map(|record| (record.id, record.numbers())))
+            .collect::<Result<_, _>>()
+            .map_err(damaged)?;
+        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, _directory: directory };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// The id drawn when this store was created.
+    pub fn id(&self) -> StoreId {
+        self.0.id
+    }
+
+    /// What was damaged, when the store was opened in spite of lost writes.
+    pub fn accepted_loss(&self) -> Option<&str> {
+        self.0.lost.as_deref()
+    }
+
+    /// The failure since which the store refuses writes.
+    pub fn poison(&self) -> Option<String> {
+        self.0.inner.poison().cloned()
+    }
+
+    /// The database of this name, created in generation 0 if it is not there.
+    ///
+    /// # Errors
+    /// When the store cannot read or write, or has no number left.
+    ///
+    /// # Durability
+    /// A new database is on disk when this returns.
+    pub fn open_database(&self, name: &DatabaseName) -> Result<DatabaseRecord, StoreError> {
+        let _creating = self.0.creating.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = catalog::find(&self.0.inner, name)? {
+            return Ok(record);
+        }
+        let record = catalog::create(&self.0.inner, name, self.0.id)?;
+        self.0.numbers.write().unwrap_or_else(PoisonError::into_inner).insert(record.id, record.numbers());
+        Ok(record)
+    }
+
+    /// All databases in order of name.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn databases(&self) -> Result<Vec<DatabaseRecord>, StoreError> {
+        catalog::all(&self.0.inner).collect()
+    }
+
+    /// Reads from one snapshot, which later commits do not change. It keeps old data on disk for as long as it lives.
+    ///
+    /// # Errors
+    /// When the database is not in this store.
+    pub fn snapshot(&self, database: &DatabaseId) -> Result<RocksView<'_>, StoreError> {
+        Ok(RocksView::pinned(&self.0.inner, self.numbers(database)?))
+    }
+
+    /// Blocks in the order of their merging from a revision on, without those that `skip` names: up to `max_bytes`, but
+    /// at least one if there is any.
+    ///
+    /// # Errors
+    /// When the database is not in this store, or the store cannot read.
+    pub fn read_log(
+        &self,
+        database: &DatabaseId,
+        from: u64,
+        max_bytes: usize,
+        skip: &dyn Fn(&Dot) -> bool,
+    ) -> Result<LogChunk, StoreError> {
+        self.view(database)?.read_log(from, max_bytes, skip)
+    }
+
+    /// The log revision at which a block was merged; `None` when it is not kept here.
+    ///
+    /// # Errors
+    /// When the database is not in this store, or the store cannot read.
+    pub fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, StoreError> {
+        self.view(database)?.revision_of(dot)
+    }
+
+    /// Approximate sizes on disk.
+    ///
+    /// # Errors
+    /// When the database is not in this store.
+    pub fn stats(&self, database: &DatabaseId) -> Result<StoreStats, StoreError> {
+        let numbers = self.numbers(database)?;
+        let size = |family: Family| {
+            let number = if matches!(family, Family::Rows | Family::Values) { numbers.rows } else { numbers.number };
+            let range = layout::number_range(number);
+            let handle = self.0.inner.family(family);
+            self.0.inner.rocks().get_approximate_sizes_cf(handle, &[Range::new(&range.start, &range.end)]).iter().sum::<u64>()
+        };
+        let other = [Family::Values, Family::State, Family::Log, Family::Requests].map(size).iter().sum();
+        Ok(StoreStats { rows: size(Family::Rows), blocks: size(Family::Blocks), other })
+    }
+
+    fn numbers(&self, database: &DatabaseId) -> Result<Numbers, StoreError> {
+        let numbers = self.0.numbers.read().unwrap_or_else(PoisonError::into_inner);
+        numbers.get(database).copied().ok_or(StoreError::UnknownDatabase(*database))
+    }
+}
+
+impl Store for RocksStore {
+    type Error = StoreError;
+    type View<'a> = RocksView<'a>;
+
+    /// Live reads, without a snapshot: each sees all commits made before it.
+    fn view(&self, database: &DatabaseId) -> Result<RocksView<'_>, StoreError> {
+        Ok(RocksView::live(&self.0.inner, self.numbers(database)?))
+    }
+
+    fn commit(&mut self, writes: &[WriteSet], durability: Durability) -> Result<(), StoreError> {
+        if writes.is_empty() {
+            return match durability {
+                Durability::Buffered => Ok(()),
+                Durability::Sync => self.0.inner.sync(),
+            };
+        }
+        let numbers = writes.iter().map(|set| self.numbers(&set.database)).collect::<Result<Vec<_>, _>>()?;
+        let batch = commit::batch(&self.0.inner, writes.iter().zip(numbers));
+        let mut options = WriteOptions::default();
+        options.set_sync(durability == Durability::Sync);
+        self.0.inner.write(batch, &options)
+    }
+}
+
+/// Opens RocksDB, and says what was lost if that was accepted.
+fn open_rocks(path: &Path, options: &StoreOptions, stage: Stage) -> Result<(Rocks, Option<String>), StoreOpenError> {
+    let files = match stage {
+        Stage::Creating => Files::Create,
+        Stage::Ready => Files::Expect,
+    };
+    let open = |mode| {
+        let mut database = options.database(files);
+        database.set_wal_recovery_mode(mode);
+        Rocks::open_cf_descriptors(&database, path, options.families())
+    };
+    let error = match open(DBRecoveryMode::TolerateCorruptedTailRecords) {
+        Ok(rocks) => return Ok((rocks, None)),
+        Err(error) => error,
+    };
+    let damaged = error.kind() == ErrorKind::Corruption;
+    let cause = error.into_string();
+    let path = path.to_owned();
+    if !damaged {
+        return Err(StoreOpenError::RocksDb { path, cause });
+    }
+    if options.loss == LossPolicy::Refuse {
+        return Err(StoreOpenError::DamagedLog { path, cause });
+    }
+    // Up to the damage first: that is a state which once was. What the files are ahead of needs the other mode.
+    let accepted = open(DBRecoveryMode::PointInTime).or_else(|_| open(DBRecoveryMode::SkipAnyCorruptedRecord));
+    match accepted {
+        Ok(rocks) => Ok((rocks, Some(cause))),
+        Err(error) => Err(StoreOpenError::RocksDb { path, cause: error.into_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
