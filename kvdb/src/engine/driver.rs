@@ -5,6 +5,7 @@
 //! runs the turn itself: crossing to another thread and back costs several times the commit.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
@@ -39,10 +40,30 @@ struct Inner<S> {
     /// A second way to the same store, to sync it beside the engine.
     store: Mutex<S>,
     sync: SyncBell,
+    /// Local writes that have been asked for and whose callers have not gone on yet.
+    in_flight: AtomicUsize,
     signer: Arc<dyn Signer + Send + Sync>,
     news: NewsDesk,
     open: RwLock<BTreeMap<DatabaseId, Arc<Shared>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Counts one local write while it lasts.
+struct InFlight<'a> {
+    count: &'a AtomicUsize,
+    others: usize,
+}
+
+impl<'a> InFlight<'a> {
+    fn enter(count: &'a AtomicUsize) -> Self {
+        Self { count, others: count.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Inbox {
@@ -90,6 +111,7 @@ where
             inbox: Inbox { queue: Mutex::default(), arrived: Condvar::new(), room: Arc::new(Semaphore::new(MAX_INBOX_BYTES)) },
             store: Mutex::new(store),
             sync: SyncBell::default(),
+            in_flight: AtomicUsize::new(0),
             signer,
             news: NewsDesk::default(),
             open: RwLock::default(),
@@ -122,7 +144,9 @@ where
         durability: Durability,
     ) -> Result<Written, WriteError> {
         let bytes = ops.iter().map(op_bytes).sum();
-        let inline = durability == Durability::Buffered;
+        let alone = InFlight::enter(&self.0.in_flight);
+        // A group costs one signature and one batch for all: with others about, joining one is cheaper for everybody.
+        let inline = durability == Durability::Buffered && alone.others == 0;
         match self.ask(Work::Write { database, ops, request, durability }, bytes, inline).await? {
             Reply::Written(result) => result,
             _ => Err(WriteError::Closed),
