@@ -134,7 +134,7 @@ batch() {
   }'
 }
 
-keys_of_round() { echo $((BATCHES * BATCH_KEYS / 10 * (9 * $(wc -w <<<"$NODES") + 1))); }
+keys_of_round() { echo $((BATCHES * BATCH_KEYS * (9 * $(wc -w <<<"$NODES") + 1) / 10)); }
 
 # Writes the batches that are left of a round, and notes how many the node has confirmed.
 write_round() {
