@@ -15,6 +15,10 @@ readonly NODES="1 2 3"
 readonly READY_SECONDS=30 EQUAL_SECONDS=60
 # What one writer writes in a round: each batch is one `kvdb import`, and a tenth of the keys are the same on all nodes.
 readonly BATCHES=20 BATCH_KEYS=100
+# Settings of the user's own node are not meant for these.
+for name in "${!KVDB_@}"; do
+  case "$name" in KVDB_DEMO_*) ;; *) unset "$name" ;; esac
+done
 KVDB="$(scripts/cargo target-dir)/release/kvdb"
 readonly KVDB
 
@@ -39,12 +43,13 @@ pid_of() {
 }
 
 start_node() {
-  local node=$1 other peers=()
+  local node=$1 other others=()
   for other in $NODES; do
-    [ "$other" = "$node" ] || peers+=(--bootstrap "/ip4/127.0.0.1/tcp/$(peer_port "$other")")
+    [ "$other" = "$node" ] || others+=("/ip4/127.0.0.1/tcp/$(peer_port "$other")")
   done
-  nohup "$KVDB" run --data-dir "$DIR/node-$node" --http "127.0.0.1:$(http_port "$node")" \
-    --listen "/ip4/127.0.0.1/tcp/$(peer_port "$node")" "${peers[@]}" </dev/null >>"$DIR/node-$node.log" 2>&1 &
+  nohup "$KVDB" run --data-dir "$DIR/node-$node" --databases "$DATABASE" \
+    --http-listen "127.0.0.1:$(http_port "$node")" --p2p-listen "/ip4/127.0.0.1/tcp/$(peer_port "$node")" \
+    --p2p-bootstrap "$(IFS=,; echo "${others[*]}")" </dev/null >>"$DIR/node-$node.log" 2>&1 &
   echo $! >"$DIR/node-$node.pid"
   disown
 }
@@ -238,7 +243,6 @@ start() {
   for node in $NODES; do start_node "$node"; done
   for node in $NODES; do
     wait_ready "$node"
-    "$KVDB" --server "http://127.0.0.1:$(http_port "$node")" db create "$DATABASE" >/dev/null
     note "node $node: http://127.0.0.1:$(http_port "$node"), peers on port $(peer_port "$node"), data in $DIR/node-$node"
   done
 
