@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prints a real data set of path-shaped keys as NDJSON for `kvdb import`: the installed packages of a Debian system, or
-# else the names and sizes of the files below /usr/share. Needs awk only (any awk).
+# else the names and sizes of the files below /usr/share. A last record counts them. Needs awk only (any awk).
 set -euo pipefail
 # Bytes, not characters: what is UTF-8 stays as it is.
 export LC_ALL=C
@@ -31,7 +31,10 @@ packages() {
         section = of["Section"] == "" ? "unknown" : of["Section"]
         key = "/debian/" section "/" of["Package"] "/" of["Version"]
         # One package installed for two architectures has one key.
-        if (!(key in seen)) printf "{\"key\":\"%s\",\"encoding\":\"utf8\",\"value\":\"%s\"}\n", escape(key), escape("{" fields "}")
+        if (!(key in seen)) {
+          printf "{\"key\":\"%s\",\"encoding\":\"utf8\",\"value\":\"%s\"}\n", escape(key), escape("{" fields "}")
+          count++
+        }
         seen[key] = 1
       }
       split("", of)
@@ -46,7 +49,10 @@ packages() {
       value = substr($0, colon + 1)
       sub(/^[ \t]+/, "", value)
     }
-    END { package_done() }
+    END {
+      package_done()
+      printf "{\"end\":{\"count\":%d}}\n", count
+    }
   ' "$STATUS"
 }
 
@@ -60,6 +66,7 @@ files() {
       printf "{\"key\":\"/files%s\",\"encoding\":\"utf8\",\"value\":\"%d\"}\n", path, size
       count++
     }
+    END { printf "{\"end\":{\"count\":%d}}\n", count }
   '
 }
 

@@ -28,7 +28,7 @@ die() { printf '\ndemo: %s\n' "$*" >&2; exit 1; }
 
 http_port() { echo $((HTTP_PORT + $1 - 1)); }
 peer_port() { echo $((PEER_PORT + $1 - 1)); }
-kvdb_at() { local node=$1; shift; "$KVDB" --server "http://127.0.0.1:$(http_port "$node")" --db "$DATABASE" "$@"; }
+kvdb_at() { KVDB_SERVER="http://127.0.0.1:$(http_port "$1")" KVDB_DB="$DATABASE" "$KVDB" "${@:2}"; }
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
@@ -136,6 +136,7 @@ batch() {
       name = i % 10 ? "node-" node : "all"
       printf "{\"key\":\"/demo/round-%d/%s/%02d-%03d\",\"encoding\":\"utf8\",\"value\":\"node %d\"}\n", round, name, batch, i, node
     }
+    printf "{\"end\":{\"count\":%d}}\n", keys
   }'
 }
 
@@ -180,10 +181,10 @@ prepare() {
 import_data() {
   local keys started elapsed_ms
   scripts/demo-data.sh >"$DIR/data.ndjson"
-  keys=$(wc -l <"$DIR/data.ndjson")
+  keys=$(($(wc -l <"$DIR/data.ndjson") - 1))
   note "$keys keys, for instance $(sed -n '1s/^{"key":"\([^"]*\)".*/\1/p' "$DIR/data.ndjson")"
   started=$(date +%s%N)
-  kvdb_at 1 import <"$DIR/data.ndjson" | sed 's/^/   /'
+  kvdb_at 1 import --progress <"$DIR/data.ndjson"
   elapsed_ms=$((($(date +%s%N) - started) / 1000000 + 1))
   note "imported into node 1 in $elapsed_ms ms, $((keys * 1000 / elapsed_ms)) keys/s"
   KEYS=$keys
@@ -276,7 +277,7 @@ farewell() {
    alias kvdb='$KVDB'
    export KVDB_SERVER=http://127.0.0.1:$(http_port 1) KVDB_DB=$DATABASE
    kvdb put /greetings/hello 'Hello, world'
-   kvdb --server http://127.0.0.1:$(http_port 3) get /greetings/hello
+   kvdb get /greetings/hello --server http://127.0.0.1:$(http_port 3)
    kvdb ls /debian/shells
    kvdb status
    kvdb peers
