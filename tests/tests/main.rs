@@ -1,0 +1,5 @@
+//! What crosses crates, in one binary: linking `RocksDB` and libp2p once is slow enough.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
+
+mod house;
