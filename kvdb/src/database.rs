@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crdt::{Change, DatabaseId, DatabaseName, Digest, Dot, Durability, Key, LocalOp, RequestId, Stamp, Store as _, View as _};
-use tokio::sync::Semaphore;
 
 use crate::clock::wall_time;
-use crate::engine::EngineHandle;
 use crate::engine::port::{WriteError, Written};
 use crate::engine::shared::{Shared, WaitEnd};
 use crate::error::{CloseError, ReadError, WaitError, read_error};
 use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
 use crate::list::{Entry, ListOptions, Page, visible, walk};
+use crate::node;
 use crate::store::RocksStore;
 use crate::stream::ListStream;
 
@@ -28,22 +27,8 @@ pub struct Database(Arc<Inner>);
 struct Inner {
     name: DatabaseName,
     id: DatabaseId,
-    engine: EngineHandle<RocksStore>,
-    store: RocksStore,
     shared: Arc<Shared>,
-    durability: Durability,
-    streams: Arc<Semaphore>,
-}
-
-/// What a new handle needs.
-pub(crate) struct Parts {
-    pub(crate) name: DatabaseName,
-    pub(crate) id: DatabaseId,
-    pub(crate) engine: EngineHandle<RocksStore>,
-    pub(crate) store: RocksStore,
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) durability: Durability,
-    pub(crate) streams: Arc<Semaphore>,
+    node: Arc<node::Inner>,
 }
 
 /// Writes that become visible together, on every node. Building one costs time linear in its ops.
@@ -131,9 +116,8 @@ pub struct DatabaseStats {
 }
 
 impl Database {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { name, id, engine, store, shared, durability, streams } = parts;
-        Self(Arc::new(Inner { name, id, engine, store, shared, durability, streams }))
+    pub(crate) fn new(name: DatabaseName, id: DatabaseId, shared: Arc<Shared>, node: Arc<node::Inner>) -> Self {
+        Self(Arc::new(Inner { name, id, shared, node }))
     }
 
     /// The name.
@@ -157,7 +141,7 @@ impl Database {
     /// # Cancel safety
     /// Once polled the put may happen even when the future is dropped; never half of it.
     pub async fn put(&self, key: &Key, value: impl Into<Bytes>) -> Result<Dot, WriteError> {
-        self.put_with(key, value, self.0.durability).await
+        self.put_with(key, value, self.0.node.durability).await
     }
 
     /// As [`Database::put`] with a given durability.
@@ -193,8 +177,8 @@ impl Database {
         if self.0.shared.is_closed() {
             return Err(WriteError::Closed);
         }
-        let durability = batch.durability.unwrap_or(self.0.durability);
-        self.0.engine.write(self.0.id, batch.ops, batch.request, durability).await
+        let durability = batch.durability.unwrap_or(self.0.node.durability);
+        self.0.node.engine.write(self.0.id, batch.ops, batch.request, durability).await
     }
 
     /// The value at a key: of several siblings the winner.
@@ -202,9 +186,8 @@ impl Database {
     /// # Errors
     /// When the database is closed or the store cannot read; never for a key that is not there.
     pub fn get(&self, key: &Key) -> Result<Option<Entry>, ReadError> {
-        let store = self.store()?;
         let now = wall_time();
-        let row = store.view(&self.0.id).and_then(|view| view.row(key)).map_err(|error| read_error(&error))?;
+        let row = self.read(|store| store.view(&self.0.id).and_then(|view| view.row(key)).map_err(|error| read_error(&error)))?;
         let Some(winner) = row.winner(now) else { return Ok(None) };
         if let Some(value) = &winner.value {
             let siblings = row.visible(now).count();
@@ -220,9 +203,11 @@ impl Database {
     /// # Errors
     /// As [`Database::get`].
     pub fn siblings(&self, key: &Key) -> Result<Vec<Entry>, ReadError> {
-        let view = self.store()?.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
-        let row = view.row(key).map_err(|error| read_error(&error))?;
-        visible(&view, key, &row, wall_time())
+        self.read(|store| {
+            let view = store.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
+            let row = view.row(key).map_err(|error| read_error(&error))?;
+            visible(&view, key, &row, wall_time())
+        })
     }
 
     /// One page of a listing, 10,000 items at most.
@@ -230,14 +215,16 @@ impl Database {
     /// # Errors
     /// As [`Database::get`].
     pub fn list(&self, options: &ListOptions) -> Result<Page, ReadError> {
-        let view = self.store()?.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
         let limit = options.limit.unwrap_or(MAX_PAGE_ITEMS).min(MAX_PAGE_ITEMS);
         // One item more than asked tells whether there is more.
         let options = options.clone().limit(limit + 1);
         let mut items = Vec::new();
-        walk(&view, &options, wall_time(), &mut |item| {
-            items.push(item);
-            true
+        self.read(|store| {
+            let view = store.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
+            walk(&view, &options, wall_time(), &mut |item| {
+                items.push(item);
+                true
+            })
         })?;
         let more = items.len() > limit;
         items.truncate(limit);
@@ -250,9 +237,10 @@ impl Database {
     /// # Errors
     /// When the database is closed, or too many streams are open on this node.
     pub fn list_stream(&self, options: ListOptions) -> Result<ListStream, ReadError> {
-        let store = self.store()?.clone();
-        let place =
-            Arc::clone(&self.0.streams).try_acquire_owned().map_err(|_| ReadError::TooManyStreams { limit: MAX_LIST_STREAMS })?;
+        let store = self.read(|store| Ok(store.clone()))?;
+        let place = Arc::clone(&self.0.node.streams)
+            .try_acquire_owned()
+            .map_err(|_| ReadError::TooManyStreams { limit: MAX_LIST_STREAMS })?;
         Ok(ListStream::start(store, self.0.id, options, place))
     }
 
@@ -272,8 +260,7 @@ impl Database {
     /// # Errors
     /// As [`Database::get`].
     pub fn stats(&self) -> Result<DatabaseStats, ReadError> {
-        let store = self.store()?;
-        let sizes = store.stats(&self.0.id).map_err(|error| read_error(&error))?;
+        let sizes = self.read(|store| store.stats(&self.0.id).map_err(|error| read_error(&error)))?;
         let figures = self.0.shared.figures();
         let vv = self.0.shared.vv();
         Ok(DatabaseStats {
@@ -295,7 +282,7 @@ impl Database {
     /// # Errors
     /// See [`WriteError`].
     pub async fn sync(&self) -> Result<(), WriteError> {
-        self.0.engine.sync().await
+        self.0.node.engine.sync().await
     }
 
     /// Closes the database on this node, for all handles: it is no longer replicated until it is opened again.
@@ -303,8 +290,8 @@ impl Database {
     /// # Errors
     /// When the last sync failed; the database is closed all the same.
     pub async fn close(&self) -> Result<(), CloseError> {
-        let synced = self.0.engine.sync().await;
-        match self.0.engine.close_database(self.0.id).await.and(synced) {
+        let synced = self.0.node.engine.sync().await;
+        match self.0.node.engine.close_database(self.0.id).await.and(synced) {
             Ok(()) | Err(WriteError::Closed) => Ok(()),
             Err(error) => Err(CloseError::Sync(error)),
         }
@@ -315,7 +302,7 @@ impl Database {
         self.0.shared.is_closed()
     }
 
-    fn store(&self) -> Result<&RocksStore, ReadError> {
-        if self.is_closed() { Err(ReadError::Closed) } else { Ok(&self.0.store) }
+    fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
+        if self.is_closed() { Err(ReadError::Closed) } else { self.0.node.read(read) }
     }
 }

@@ -1,15 +1,14 @@
 //! A node: one process's identity, store and network.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crdt::{DatabaseId, DatabaseName, Durability};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::Semaphore;
 
 use crate::backend::EngineBackend;
-use crate::database::{Database, Parts};
+use crate::database::Database;
 use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
 use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
@@ -19,24 +18,41 @@ use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::NodeOptions;
 use crate::store::RocksStore;
 
-/// A running node. Cloning is cheap; when the last clone is dropped the node stops, [`Node::close`] stops it cleanly.
+/// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
+/// databases is dropped, which blocks until what waits is written.
 #[derive(Debug, Clone)]
 pub struct Node(Arc<Inner>);
 
+/// What the handles of a node and its databases share.
 #[derive(Debug)]
-struct Inner {
+pub(crate) struct Inner {
     peer_id: PeerId,
-    store: RocksStore,
-    engine: EngineHandle<RocksStore>,
+    /// `None` once closed, so that handles left over do not keep the directory.
+    store: RwLock<Option<RocksStore>>,
+    pub(crate) engine: EngineHandle<RocksStore>,
     net: Option<NetHandle>,
-    durability: Durability,
-    streams: Arc<Semaphore>,
-    closed: AtomicBool,
+    pub(crate) durability: Durability,
+    pub(crate) streams: Arc<Semaphore>,
+}
+
+impl Inner {
+    /// Reads from the store, which cannot be closed meanwhile.
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        read(store.as_ref().ok_or(ReadError::Closed)?)
+    }
+
+    fn release_store(&self) {
+        drop(self.store.write().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.engine.shut();
+        if let Some(net) = &self.net {
+            net.stop();
+        }
+        self.engine.stop();
     }
 }
 
@@ -91,14 +107,15 @@ impl Node {
                 match crate::net::spawn(network, keypair, backend, engine.news()).await {
                     Ok(net) => Some(net),
                     Err(error) => {
-                        engine.shut();
+                        engine.stop();
                         return Err(error.into());
                     }
                 }
             }
         };
         let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
-        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, durability, streams, closed: AtomicBool::new(false) })))
+        let store = RwLock::new(Some(store));
+        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, durability, streams })))
     }
 
     /// The node's identity.
@@ -137,32 +154,25 @@ impl Node {
     /// # Errors
     /// See [`OpenDatabaseError`].
     pub async fn database(&self, name: &DatabaseName) -> Result<Database, OpenDatabaseError> {
-        if self.0.closed.load(Ordering::Acquire) {
-            return Err(OpenDatabaseError::Closed);
-        }
         let open = self.0.engine.open_databases();
         let known = DatabaseId::of(name, 0);
         if open.len() >= MAX_OPEN_DATABASES && !open.contains(&known) {
             return Err(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES });
         }
-        let (store, wanted) = (self.0.store.clone(), name.clone());
-        let record = tokio::task::spawn_blocking(move || store.open_database(&wanted))
-            .await
-            .map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?
-            .map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
+        let (inner, wanted) = (Arc::clone(&self.0), name.clone());
+        let record = tokio::task::spawn_blocking(move || {
+            inner.read(|store| store.open_database(&wanted).map_err(|error| read_error(&error)))
+        });
+        let record = record.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
+        let record = record.map_err(|error| match error {
+            ReadError::Closed => OpenDatabaseError::Closed,
+            error => OpenDatabaseError::Store { cause: error.to_string() },
+        })?;
         let shared = self.0.engine.open(record.id).await.map_err(|error| match error {
             WriteError::Closed => OpenDatabaseError::Closed,
             error => OpenDatabaseError::Store { cause: error.to_string() },
         })?;
-        Ok(Database::new(Parts {
-            name: name.clone(),
-            id: record.id,
-            engine: self.0.engine.clone(),
-            store: self.0.store.clone(),
-            shared,
-            durability: self.0.durability,
-            streams: Arc::clone(&self.0.streams),
-        }))
+        Ok(Database::new(name.clone(), record.id, shared, Arc::clone(&self.0)))
     }
 
     /// All databases in the catalogue, by name.
@@ -171,7 +181,7 @@ impl Node {
     /// When the store cannot read.
     pub fn databases(&self) -> Result<Vec<DatabaseInfo>, ReadError> {
         let open: BTreeSet<DatabaseId> = self.0.engine.open_databases().into_iter().collect();
-        let records = self.0.store.databases().map_err(|error| read_error(&error))?;
+        let records = self.0.read(|store| store.databases().map_err(|error| read_error(&error)))?;
         let info = |record: crate::store::DatabaseRecord| DatabaseInfo {
             open: open.contains(&record.id),
             name: record.name,
@@ -190,15 +200,17 @@ impl Node {
         }
     }
 
-    /// Stops: says good-bye to peers, finishes what waits, syncs. Every handle answers `Closed` afterwards.
+    /// Stops: says good-bye to peers, finishes what waits, syncs, and lets go of the directory as soon as no listing
+    /// stream is open any more. Every handle answers `Closed` afterwards.
     ///
     /// # Errors
     /// When the last sync failed; the node is closed all the same.
     pub async fn close(&self) -> Result<(), CloseError> {
-        self.0.closed.store(true, Ordering::Release);
         if let Some(net) = &self.0.net {
             net.close().await;
         }
-        self.0.engine.close().await.map_err(CloseError::Sync)
+        let closed = self.0.engine.close().await.map_err(CloseError::Sync);
+        self.0.release_store();
+        closed
     }
 }

@@ -35,10 +35,11 @@ impl<S: Store> std::fmt::Debug for EngineHandle<S> {
 }
 
 struct Inner<S> {
-    engine: Mutex<Engine<S>>,
+    /// `None` once closed, so that handles left over do not keep the store open.
+    engine: Mutex<Option<Engine<S>>>,
     inbox: Inbox,
     /// A second way to the same store, to sync it beside the engine.
-    store: Mutex<S>,
+    store: Mutex<Option<S>>,
     sync: SyncBell,
     /// Local writes that have been asked for and whose callers have not gone on yet.
     in_flight: AtomicUsize,
@@ -107,9 +108,9 @@ where
     /// When the system gives no thread.
     pub(crate) fn start(store: S, signer: Arc<dyn Signer + Send + Sync>) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
-            engine: Mutex::new(Engine::new(store.clone())),
+            engine: Mutex::new(Some(Engine::new(store.clone()))),
             inbox: Inbox { queue: Mutex::default(), arrived: Condvar::new(), room: Arc::new(Semaphore::new(MAX_INBOX_BYTES)) },
-            store: Mutex::new(store),
+            store: Mutex::new(Some(store)),
             sync: SyncBell::default(),
             in_flight: AtomicUsize::new(0),
             signer,
@@ -191,9 +192,10 @@ where
         // Under the engine's lock no turn slips in between.
         let engine = lock(&self.0.engine);
         let feed = self.0.news.feed();
-        let open: Vec<DatabaseId> = read(&self.0.open).keys().copied().collect();
-        for database in open {
-            self.0.news.opened(database, whole_progress(&engine, &database));
+        if let Some(engine) = engine.as_ref() {
+            for database in self.open_databases() {
+                self.0.news.opened(database, whole_progress(engine, &database));
+            }
         }
         feed
     }
@@ -205,7 +207,7 @@ where
 
     /// Why writes are refused, if they are.
     pub fn poison(&self) -> Option<String> {
-        lock(&self.0.engine).poison().map(str::to_owned)
+        lock(&self.0.engine).as_ref().and_then(|engine| engine.poison().map(str::to_owned))
     }
 
     /// Bytes that wait for the engine.
@@ -219,12 +221,9 @@ where
     /// When the last sync failed.
     pub(crate) async fn close(&self) -> Result<(), WriteError> {
         let synced = self.sync().await;
-        self.0.shut();
-        let threads = std::mem::take(&mut *lock(&self.0.threads));
-        let joined = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|thread| drop(thread.join())));
-        if joined.await.is_err() {
-            return Err(WriteError::Closed);
-        }
+        let handle = self.clone();
+        // Only a runtime that is shutting down drops this task, and then the process ends.
+        drop(tokio::task::spawn_blocking(move || handle.stop()).await);
         match synced {
             // Closed already: nothing is left to do.
             Err(WriteError::Closed) => Ok(()),
@@ -232,9 +231,16 @@ where
         }
     }
 
-    /// Ends the threads without waiting for them.
-    pub(crate) fn shut(&self) {
+    /// Finishes what waits, ends the threads and lets go of the store. Blocks meanwhile.
+    pub(crate) fn stop(&self) {
         self.0.shut();
+        for thread in std::mem::take(&mut *lock(&self.0.threads)) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the engine panicked");
+            }
+        }
+        drop(lock(&self.0.engine).take());
+        drop(lock(&self.0.store).take());
     }
 
     async fn done(&self, work: Work) -> Result<(), WriteError> {
@@ -292,7 +298,8 @@ impl<S: Store + Clone> Inner<S> {
             match self.engine.try_lock() {
                 Ok(mut engine) => {
                     drop(queue);
-                    self.turn(&mut engine, vec![waiting]);
+                    let engine = engine.as_mut().ok_or(WriteError::Closed)?;
+                    self.turn(engine, vec![waiting]);
                     return Ok(());
                 }
                 Err(TryLockError::Poisoned(_)) => return Err(panicked()),
@@ -318,9 +325,10 @@ impl<S: Store + Clone> Inner<S> {
             drop(queue);
             // Taken only once the engine is free: what arrives while a caller's turn runs joins the group.
             let Ok(mut engine) = self.engine.lock() else { return self.refuse_all() };
+            let Some(engine) = engine.as_mut() else { return self.refuse_all() };
             let taken = lock(&self.inbox.queue).take();
             if !taken.is_empty() {
-                self.turn(&mut engine, taken);
+                self.turn(engine, taken);
             }
         }
     }
@@ -348,14 +356,15 @@ impl<S: Store + Clone> Inner<S> {
     fn sync_once(&self) {
         let unsynced = {
             let Ok(mut engine) = self.engine.lock() else { return };
+            let Some(engine) = engine.as_mut() else { return };
             lock(&self.sync.owed).owed = false;
             engine.take_unsynced()
         };
         if unsynced.is_empty() {
             return;
         }
-        let result = lock(&self.store).commit(&[], Durability::Sync);
-        match result {
+        let Some(mut store) = lock(&self.store).clone() else { return };
+        match store.commit(&[], Durability::Sync) {
             Ok(()) => {
                 for (database, durable) in unsynced {
                     let progress = Progress { durable: durable.into_iter().collect(), ..Progress::default() };
@@ -364,7 +373,9 @@ impl<S: Store + Clone> Inner<S> {
             }
             Err(error) => {
                 tracing::error!(%error, "a sync failed; the store refuses writes from now on");
-                if let Ok(mut engine) = self.engine.lock() {
+                if let Ok(mut engine) = self.engine.lock()
+                    && let Some(engine) = engine.as_mut()
+                {
                     engine.set_poison(error.to_string());
                 }
             }

@@ -34,6 +34,7 @@ impl NetHandle {
         Err(DialError::NoNetwork)
     }
     pub async fn close(&self) {}
+    pub fn stop(&self) {}
 }
 pub async fn spawn<B>(
     _: NetworkOptions,

@@ -1,0 +1,291 @@
+//! One node by its public API, on a real disk.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kvdb::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
+use kvdb::{
+    After, Batch, Database, Durability, Key, ListItem, ListOptions, Node, NodeOptions, OpOutcome, OpenError, Order, Prefix,
+    ReadError, WaitError, WriteError, WriteRefusal,
+};
+use tempfile::TempDir;
+
+fn key(text: &str) -> Key {
+    Key::parse(text).unwrap()
+}
+
+async fn open(dir: &TempDir) -> (Node, Database) {
+    let node = Node::open(NodeOptions::new(dir.path()).durability(Durability::Buffered)).await.unwrap();
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    (node, db)
+}
+
+fn names(items: &[ListItem]) -> Vec<String> {
+    let name = |item: &ListItem| match item {
+        ListItem::Entry(entry) => entry.key.to_string(),
+        ListItem::CommonPrefix(prefix) => format!("{prefix}/"),
+    };
+    items.iter().map(name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let big = vec![7u8; 1 << 20];
+    db.put(&key("/a"), "1").await.unwrap();
+    db.put(&key("/empty"), "").await.unwrap();
+    db.put(&key("/big"), big.clone()).await.unwrap();
+    db.put(&key("/gone"), "x").await.unwrap();
+    assert!(db.delete(&key("/gone")).await.unwrap().is_some());
+    assert_eq!(db.delete(&key("/gone")).await.unwrap(), None);
+    let stats = db.stats().unwrap();
+    let peer = node.peer_id();
+    node.close().await.unwrap();
+    assert!(matches!(db.get(&key("/a")), Err(ReadError::Closed)));
+    assert!(matches!(db.put(&key("/a"), "2").await, Err(WriteError::Closed)));
+
+    let (node, db) = open(&dir).await;
+    assert_eq!(node.peer_id(), peer);
+    assert_eq!(db.get(&key("/a")).unwrap().unwrap().value, "1");
+    assert_eq!(db.get(&key("/empty")).unwrap().unwrap().value, "");
+    assert_eq!(db.get(&key("/big")).unwrap().unwrap().value, big);
+    assert_eq!(db.get(&key("/gone")).unwrap(), None);
+    let again = db.stats().unwrap();
+    assert_eq!((again.keys, again.digest, again.vv_hash), (stats.keys, stats.digest, stats.vv_hash));
+    let dot = db.put(&key("/a"), "2").await.unwrap();
+    assert_eq!(dot.seq, 1, "a new opening writes as a new replica");
+    assert_eq!(db.stats().unwrap().replicas, 2);
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn m13_fast_successive_writes_are_all_visible_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    for n in 0..10_000 {
+        db.put(&key(&format!("/one/{n:05}")), format!("{n}")).await.unwrap();
+    }
+    let count = |db: &Database, prefix: &str| {
+        let options = ListOptions::new(Prefix::parse(prefix).unwrap()).keys_only();
+        db.list(&options).unwrap().items.len()
+    };
+    assert_eq!(count(&db, "/one"), 10_000);
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                for n in (task..10_000).step_by(64) {
+                    let key = key(&format!("/many/{n:05}"));
+                    let dot = db.put(&key, format!("{n}")).await.unwrap();
+                    let entry = db.get(&key).unwrap().unwrap();
+                    assert_eq!((entry.dot, entry.value.as_ref()), (dot, format!("{n}").as_bytes()));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(count(&db, "/many"), 10_000);
+    let stats = db.stats().unwrap();
+    assert_eq!((stats.keys, stats.heads), (20_000, 1));
+    node.close().await.unwrap();
+    let (node, db) = open(&dir).await;
+    assert_eq!((count(&db, "/one"), count(&db, "/many")), (10_000, 10_000));
+    let again = db.stats().unwrap();
+    assert_eq!((again.keys, again.heads, again.digest), (20_000, 1, stats.digest));
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r05_batches_are_independent_and_a_bad_one_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let good = Batch::new().put(key("/good"), "1").put(key("/good"), "2").delete(key("/absent"));
+    let bad = Batch::new().put(key("/bad"), "1").put(key("/bad2"), vec![0u8; (1 << 20) + 1]);
+    let (good, bad) = tokio::join!(db.batch(good), db.batch(bad));
+    assert_eq!(good.unwrap().ops, [OpOutcome::Overridden, OpOutcome::Put, OpOutcome::Absent]);
+    let error = bad.unwrap_err();
+    assert!(matches!(error, WriteError::Refused(WriteRefusal::ValueTooLarge { bytes: 1_048_577 })), "{error}");
+    assert!(error.to_string().contains("1048576"), "{error}");
+    assert_eq!(db.get(&key("/good")).unwrap().unwrap().value, "2");
+    assert_eq!(db.get(&key("/bad")).unwrap(), None);
+    let crowd = (0..=16_384).fold(Batch::new(), |batch, n| batch.put(key(&format!("/k{n}")), ""));
+    let error = db.batch(crowd).await.unwrap_err();
+    assert!(matches!(error, WriteError::Refused(WriteRefusal::TooManyOps { ops: 16_385 })), "{error}");
+    assert_eq!(db.stats().unwrap().keys, 1);
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r17_listing_equals_a_naive_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let texts = ["/a", "/a/1", "/a/2", "/a-b", "/ab", "/a/1/x", "/a/1/y", "/v", "/a/v", "/a/p", "/a/1-", "/a/é", "/z/q/r"];
+    let mut model = BTreeMap::new();
+    for (n, text) in texts.iter().enumerate() {
+        db.put(&key(text), format!("{n}")).await.unwrap();
+        model.insert((*text).to_owned(), format!("{n}"));
+    }
+    for prefix in ["", "/", "/a", "/a/", "/a/1", "/ab", "/nothing", "/z"] {
+        let prefix = Prefix::parse(prefix).unwrap();
+        let start = String::from_utf8(prefix.start()).unwrap();
+        for (delimiter, reverse, limit) in
+            [(false, false, 3), (false, true, 1), (true, false, 2), (true, true, 1), (false, false, 100)]
+        {
+            let mut expected: Vec<String> = Vec::new();
+            for name in model.keys().filter(|name| name.starts_with(&start)) {
+                let rest = name.strip_prefix(&start).unwrap();
+                let name = match rest.split_once('/') {
+                    Some((segment, _)) if delimiter => format!("{start}{segment}/"),
+                    _ => name.clone(),
+                };
+                if !expected.contains(&name) {
+                    expected.push(name);
+                }
+            }
+            let mut options = ListOptions::new(prefix.clone());
+            options.delimiter = delimiter;
+            if reverse {
+                options.order = Order::Descending;
+                expected.reverse();
+            }
+            let stream: Vec<ListItem> = db.list_stream(options.clone()).unwrap().map(Result::unwrap).collect().await;
+            assert_eq!(names(&stream), expected, "{options:?}");
+            // The same in pages, by the place that each page gives and as it is written in a URL.
+            let mut pages = Vec::new();
+            let mut after: Option<After> = None;
+            loop {
+                let page = db.list(&options.clone().after(after.clone()).limit(limit)).unwrap();
+                assert!(page.items.len() <= limit);
+                pages.extend(names(&page.items));
+                match page.next {
+                    Some(next) => after = Some(next.to_string().parse().unwrap()),
+                    None => break,
+                }
+            }
+            assert_eq!(pages, expected, "{options:?} in pages of {limit}");
+            for item in stream {
+                if let ListItem::Entry(entry) = item {
+                    assert_eq!(entry.value.as_ref(), model[entry.key.as_str()].as_bytes());
+                }
+            }
+        }
+    }
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_one_snapshot_however_slow_its_reader_and_their_number_is_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let fill =
+        |value: &'static str| (0..MAX_PAGE_ITEMS).fold(Batch::new(), |batch, n| batch.put(key(&format!("/k/{n:05}")), value));
+    db.batch(fill("old")).await.unwrap();
+    let mut stream = db.list_stream(ListOptions::new(Prefix::root())).unwrap();
+    let mut seen = vec![stream.next().await.unwrap().unwrap()];
+    db.batch(fill("new")).await.unwrap();
+    for n in 0..MAX_PAGE_ITEMS / 2 {
+        db.delete(&key(&format!("/k/{n:05}"))).await.unwrap();
+    }
+    while let Some(item) = stream.next().await {
+        seen.push(item.unwrap());
+    }
+    assert_eq!(seen.len(), MAX_PAGE_ITEMS);
+    assert!(seen.iter().all(|item| matches!(item, ListItem::Entry(entry) if entry.value == "old")));
+    drop(stream);
+    let mut open: Vec<_> = (0..MAX_LIST_STREAMS).map(|_| db.list_stream(ListOptions::new(Prefix::root())).unwrap()).collect();
+    let refused = db.list_stream(ListOptions::new(Prefix::root())).unwrap_err();
+    assert!(matches!(refused, ReadError::TooManyStreams { limit: MAX_LIST_STREAMS }), "{refused}");
+    assert!(refused.to_string().contains("64"), "{refused}");
+    assert!(open.last_mut().unwrap().next().await.unwrap().is_ok(), "each of them makes progress");
+    drop(open);
+    assert!(db.list_stream(ListOptions::new(Prefix::root())).is_ok());
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k03_databases_do_not_leak_into_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, first) = open(&dir).await;
+    let mut all = vec![first];
+    for name in ["sub1", "sub10", "rows", "heads", "blocks", "version"] {
+        all.push(node.database(&name.parse().unwrap()).await.unwrap());
+    }
+    for (n, db) in all.iter().enumerate() {
+        for name in ["/heads", "/blocks", "/sub1/x", "/rows"] {
+            db.put(&key(name), format!("{n}")).await.unwrap();
+        }
+    }
+    assert!(all[1].delete(&key("/heads")).await.unwrap().is_some());
+    for (n, db) in all.iter().enumerate() {
+        let items = db.list(&ListOptions::new(Prefix::root())).unwrap().items;
+        assert_eq!(items.len(), if n == 1 { 3 } else { 4 });
+        assert!(items.iter().all(|item| matches!(item, ListItem::Entry(entry) if entry.value == format!("{n}"))));
+    }
+    assert_eq!(node.databases().unwrap().len(), 7);
+    all[2].close().await.unwrap();
+    assert!(matches!(all[2].get(&key("/rows")), Err(ReadError::Closed)));
+    assert!(all[3].get(&key("/rows")).unwrap().is_some());
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_has_one_node_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let dot = db.put(&key("/a"), "1").await.unwrap();
+    let error = Node::open(NodeOptions::new(dir.path())).await.unwrap_err();
+    assert!(matches!(error, OpenError::Store(_)), "{error}");
+    assert_eq!(db.get(&key("/a")).unwrap().unwrap().dot, dot, "the first goes on");
+    node.close().await.unwrap();
+    drop((node, db));
+    for _ in 0..20 {
+        let (node, db) = open(&dir).await;
+        assert!(db.get(&key("/a")).unwrap().is_some());
+        // Dropped without a close: the next opening must find the directory free.
+        drop((node, db));
+    }
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let error = Node::open(NodeOptions::new(&file)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Directory { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_a_dot_ends_when_it_comes_in_time_or_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let dot = db.put(&key("/a"), "1").await.unwrap();
+    db.wait_for(dot, Duration::from_secs(5)).await.unwrap();
+    let next = kvdb::Dot { replica: dot.replica, seq: dot.seq + 1 };
+    let error = db.wait_for(next, Duration::from_millis(20)).await.unwrap_err();
+    assert!(matches!(error, WaitError::NotCovered { .. }), "{error}");
+    let again = key("/a");
+    let (waited, put) = tokio::join!(db.wait_for(next, Duration::from_secs(30)), db.put(&again, "2"));
+    waited.unwrap();
+    assert_eq!(put.unwrap(), next);
+    let beyond = kvdb::Dot { replica: dot.replica, seq: u64::MAX };
+    let (waited, closed) = tokio::join!(db.wait_for(beyond, Duration::from_secs(30)), db.close());
+    closed.unwrap();
+    assert!(matches!(waited.unwrap_err(), WaitError::Closed));
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_write_wedges_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    for n in 0..1_000 {
+        let key = key(&format!("/k{n}"));
+        // Dropped right after the first poll: the write may happen or not, never half.
+        let put = std::pin::pin!(db.put_with(&key, "v", Durability::Sync));
+        drop(futures::future::select(put, futures::future::ready(())).await);
+    }
+    db.put(&key("/last"), "v").await.unwrap();
+    db.sync().await.unwrap();
+    assert!(db.stats().unwrap().keys >= 1);
+    node.close().await.unwrap();
+}
