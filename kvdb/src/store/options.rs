@@ -86,6 +86,11 @@ impl StoreOptions {
         options.set_write_buffer_size((self.write_buffer_bytes / 2).min(64 * MIB));
         // A stretch of deletions is compacted at once, so that scans do not wade through it.
         options.add_compact_on_deletion_collector_factory(128 * 1024, 64 * 1024, 0.5);
+        if family == Some(Family::Rows) {
+            // Each put reads its row first, and most rows are new: a filter over the memtables spares a search in each.
+            options.set_memtable_prefix_bloom_ratio(0.05);
+            options.set_memtable_whole_key_filtering(true);
+        }
         if family == Some(Family::Values) {
             options.set_enable_blob_files(true);
             options.set_min_blob_size(MAX_INLINE_VALUE_BYTES as u64);
