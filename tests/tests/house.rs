@@ -166,22 +166,30 @@ fn every_case_has_its_test() {
     assert!(rows > 0, "the list of cases has no rows");
 }
 
-/// The functions right below a test attribute, `#[test]` or one of a runtime.
+/// The functions right below a test attribute, and the names in a table of `cases!`, which makes a test of each.
 fn tests_in(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
+    let mut in_table = false;
     for line in text.lines().map(str::trim) {
-        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") || line.starts_with("#[quickcheck") {
+        if line == "cases! {" || line == "}" {
+            in_table = line != "}";
+        } else if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
             is_test = true;
         } else if let Some(rest) = line.strip_prefix("fn ").or_else(|| line.strip_prefix("async fn ")) {
-            if is_test {
-                names.extend(rest.split(['(', '<']).next().map(str::to_owned));
-            }
+            names.extend(rest.split(['(', '<']).next().filter(|_| is_test).map(str::to_owned));
             is_test = false;
-        } else if line == "quickcheck! {" {
-            // In this macro every function is a test; it has no attribute.
-            is_test = true;
+        } else if in_table {
+            names.extend(line.split(' ').next().map(str::to_owned));
         }
     }
     names
+}
+
+#[test]
+fn tests_are_found_in_all_their_forms() {
+    let text = "#[test]\nfn a() {\n}\nfn no() {}\n\
+                #[tokio::test(flavor = \"multi_thread\")]\n#[cfg(unix)]\nasync fn b() {}\n\
+                cases! {\n    c \"m01\"\n}\nd \"x\"\n";
+    assert_eq!(tests_in(text), ["a", "b", "c"]);
 }

@@ -1,0 +1,92 @@
+//! The library as its users call it: one node on a real disk, without a network.
+
+use bytes::Bytes;
+use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use kvdb::{Batch, Database, Key, KeyError, ListItem, ListOptions, Node, NodeOptions, Prefix, WriteError, WriteRefusal};
+use tempfile::TempDir;
+
+async fn open() -> (TempDir, Node, Database) {
+    let dir = TempDir::new().unwrap();
+    let node = Node::open(NodeOptions::new(dir.path())).await.unwrap();
+    let database = node.database(&"test".parse().unwrap()).await.unwrap();
+    (dir, node, database)
+}
+
+fn key(text: &str) -> Key {
+    Key::parse(text).unwrap()
+}
+
+fn keys(database: &Database, prefix: &str) -> Vec<String> {
+    let page = database.list(&ListOptions::new(Prefix::parse(prefix).unwrap())).unwrap();
+    assert_eq!(page.next, None);
+    let text = |item| match item {
+        ListItem::Entry(entry) => entry.key.as_str().to_owned(),
+        ListItem::CommonPrefix(prefix) => panic!("{prefix} was folded without a delimiter"),
+    };
+    page.items.into_iter().map(text).collect()
+}
+
+#[tokio::test]
+async fn k04_put_batch_and_read_take_a_key_for_the_same() {
+    let (_dir, node, database) = open().await;
+    // The leading blank belongs to the key: it is the first segment.
+    for (written, normal) in [(" /a//b/ ", "/ /a/b/ "), ("a//b/", "/a/b"), ("/c/d", "/c/d")] {
+        database.put(&key(written), "put").await.unwrap();
+        database.batch(Batch::new().put(key(written), "batch")).await.unwrap();
+        for read in [written, normal] {
+            let entry = database.get(&key(read)).unwrap().unwrap();
+            assert_eq!((entry.key.as_str(), entry.value.as_ref(), entry.siblings), (normal, &b"batch"[..], 1), "{read:?}");
+        }
+    }
+    assert_eq!(keys(&database, "/"), ["/ /a/b/ ", "/a/b", "/c/d"]);
+    assert_eq!(keys(&database, "a//"), ["/a/b"]);
+    assert!(database.delete(&key("/a/b/")).await.unwrap().is_some());
+    assert_eq!(database.get(&key("a/b")).unwrap(), None);
+    node.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn k06_the_largest_pass_and_one_more_is_refused_with_the_number() {
+    let (_dir, node, database) = open().await;
+    let longest = format!("/{}", "k".repeat(MAX_KEY_BYTES - 1));
+    let value = Bytes::from(vec![7; MAX_VALUE_BYTES]);
+    database.put(&key(&longest), value.clone()).await.unwrap();
+    assert_eq!(database.get(&key(&longest)).unwrap().unwrap().value, value);
+    let error = Key::parse(&format!("{longest}k")).unwrap_err();
+    assert_eq!(error, KeyError::TooLong { bytes: MAX_KEY_BYTES + 1 });
+    assert!(error.to_string().contains("1024"), "{error}");
+
+    let before = database.stats().unwrap();
+    let over = Bytes::from(vec![7; MAX_VALUE_BYTES + 1]);
+    // In a batch, what is refused takes the rest with it.
+    let refused = database.batch(Batch::new().put(key("/small"), "1").put(key("/over"), over)).await.unwrap_err();
+    assert!(matches!(refused, WriteError::Refused(WriteRefusal::ValueTooLarge { .. })), "{refused:?}");
+    assert!(refused.to_string().contains(&MAX_VALUE_BYTES.to_string()), "{refused}");
+    let heavy = (0..5).fold(Batch::new(), |batch, n| batch.put(key(&format!("/heavy/{n}")), value.clone()));
+    let refused = database.batch(heavy).await.unwrap_err();
+    assert!(matches!(refused, WriteError::Refused(WriteRefusal::BatchTooLarge { .. })), "{refused:?}");
+    assert!(refused.to_string().contains(&MAX_BLOCK_BYTES.to_string()), "{refused}");
+    let batch = |ops: usize| (0..ops).fold(Batch::new(), |batch, n| batch.put(key(&format!("/many/{n}")), ""));
+    let refused = database.batch(batch(MAX_BLOCK_OPS + 1)).await.unwrap_err();
+    assert!(matches!(refused, WriteError::Refused(WriteRefusal::TooManyOps { .. })), "{refused:?}");
+    assert!(refused.to_string().contains(&MAX_BLOCK_OPS.to_string()), "{refused}");
+    assert_eq!(database.stats().unwrap(), before, "a refusal leaves no trace");
+
+    database.batch(batch(MAX_BLOCK_OPS)).await.unwrap();
+    assert_eq!(database.stats().unwrap().keys, before.keys + MAX_BLOCK_OPS as u64);
+    node.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn r05_a_bad_batch_leaves_one_built_beside_it_alone() {
+    let (_dir, node, database) = open().await;
+    let good = Batch::new().put(key("/good/1"), "1");
+    let bad = Batch::new().put(key("/bad/1"), "1").put(key("/bad/2"), vec![0; MAX_VALUE_BYTES + 1]);
+    let good = good.put(key("/good/2"), "2");
+    assert!(Key::parse("/bad/../3").is_err());
+    let (bad, good) = tokio::join!(database.batch(bad), database.batch(good));
+    assert!(matches!(bad, Err(WriteError::Refused(WriteRefusal::ValueTooLarge { .. }))), "{bad:?}");
+    assert!(good.unwrap().dot.is_some());
+    assert_eq!(keys(&database, "/"), ["/good/1", "/good/2"]);
+    node.close().await.unwrap();
+}
