@@ -1,4 +1,8 @@
 //! The tests of the crate from outside: laws, golden bytes, scripts, group commit, the store contract.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+#![allow(unreachable_pub, reason = "modules of one test binary")]
 
 mod contract;
+mod laws;
+mod scripts;
+mod world;
