@@ -3,6 +3,8 @@
 #![allow(unreachable_pub, reason = "modules of one test binary")]
 
 mod contract;
+mod group;
 mod laws;
+mod merge;
 mod scripts;
 mod world;
