@@ -1,4 +1,5 @@
 //! Laws, over random histories of several nodes. `QUICKCHECK_TESTS` sets how many.
+#![allow(clippy::needless_pass_by_value, reason = "quickcheck hands its values over")]
 
 use std::collections::BTreeSet;
 

@@ -6,6 +6,7 @@ mod bytes;
 mod contract;
 mod golden;
 mod group;
+mod ids;
 mod laws;
 mod merge;
 mod raw;

@@ -53,12 +53,12 @@ fn two_blocks_with_one_name_are_a_disagreement_and_the_first_stays() {
     let mut node = Node::new(1);
     node.deliver(vec![first.clone()], 3);
     let before = node.check();
-    assert_eq!(node.deliver(vec![second.clone()], 4), [expected.clone()]);
+    assert_eq!(node.deliver(vec![second.clone()], 4), std::slice::from_ref(&expected));
     assert_eq!(node.check(), before);
     // No longer a head, and in one turn with the first.
     node.put("/j", "1");
     let before = node.check();
-    assert_eq!(node.deliver(vec![second.clone()], 4), [expected.clone()]);
+    assert_eq!(node.deliver(vec![second.clone()], 4), std::slice::from_ref(&expected));
     assert_eq!(node.check(), before);
     let mut node = Node::new(1);
     let effects = node.deliver(vec![first.clone(), second.clone()], 4);

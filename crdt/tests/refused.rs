@@ -349,16 +349,14 @@ fn signatures(cases: &mut Cases) {
 fn forms(cases: &mut Cases) {
     let rich = Form::rich();
     for (field, item) in rich.fields.iter().enumerate() {
-        for width in [1, 2, 4, 8] {
-            let short = item.encode()[0] & 0x1f;
-            // Where this is the shortest form there is nothing wrong with it.
-            if short == 23 + u8::try_from(width).unwrap().trailing_zeros() as u8 + 1
-                || width < 2 && short > 24
-                || width < 4 && short > 25
-                || width < 8 && short > 26
-            {
-                continue;
-            }
+        let shortest = match item.encode()[0] & 0x1f {
+            0..24 => 0,
+            24 => 1,
+            25 => 2,
+            26 => 4,
+            _ => 8,
+        };
+        for width in [1, 2, 4, 8].into_iter().filter(|width| *width > shortest) {
             cases.not_canonical(format!("field_{field}_in_{width}_bytes"), &Form::with(field, item.widened(width)));
         }
         if matches!(item, Item::Array(_) | Item::Bytes(_)) {

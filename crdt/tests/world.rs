@@ -14,7 +14,7 @@ pub fn database() -> DatabaseId {
     DatabaseId::of(&DatabaseName::parse("demo").unwrap(), 0)
 }
 
-/// Random numbers that a seed repeats (SplitMix64).
+/// Random numbers that a seed repeats (`SplitMix64`).
 #[derive(Debug, Clone)]
 pub struct Rng(pub u64);
 

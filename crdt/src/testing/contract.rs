@@ -15,9 +15,12 @@ use crate::pending::Source;
 use crate::store::{Durability, Meta, Order, Projection, ReplicaState, Store, View, WriteSet};
 use crate::testing::rig::{ContractHost, Rig, delete, foreign, key, put, put_until, write};
 
+/// One promise of a store, to be tried on a fresh one.
+pub type ContractCheck<H> = fn(&mut H);
+
 /// The checks by name, so that a test runner can show each.
 #[must_use]
-pub fn checks<H: ContractHost>() -> Vec<(&'static str, fn(&mut H))> {
+pub fn checks<H: ContractHost>() -> Vec<(&'static str, ContractCheck<H>)> {
     vec![
         ("an empty database", empty_database::<H>),
         ("an unknown database", unknown_database::<H>),
@@ -53,7 +56,9 @@ fn open<H: ContractHost>(host: &mut H, names: &[&str]) -> (Rig<H::Store>, Vec<Da
     let mut store = host.fresh();
     let ids: Vec<DatabaseId> = names.iter().map(|name| host.create(&mut store, &DatabaseName::parse(name).unwrap())).collect();
     let mut rig = Rig::new(store);
-    ids.iter().for_each(|id| rig.open(*id));
+    for id in &ids {
+        rig.open(*id);
+    }
     (rig, ids)
 }
 
@@ -165,7 +170,7 @@ fn rewritten_beside_a_big_value<H: ContractHost>(host: &mut H) {
 
 fn many_siblings<H: ContractHost>(host: &mut H) {
     let (mut rig, database) = open_one(host);
-    let size = |nonce: usize| [3, 600][nonce % 2];
+    let size = |nonce: usize| if nonce.is_multiple_of(2) { 3 } else { 600 };
     let one = |nonce: usize| {
         foreign(database, nonce as u64, 1, &[], vec![(put("/k", vec![nonce.to_le_bytes()[0]; size(nonce)]), vec![])])
     };
@@ -383,7 +388,9 @@ fn databases_do_not_leak<H: ContractHost>(host: &mut H) {
     rig.write(*ids.first().unwrap(), None, vec![delete("/same"), delete("/heads")]);
     rig.write(*ids.last().unwrap(), None, vec![delete("/same")]);
     rig = rig.reopen(host);
-    ids.iter().for_each(|database| rig.check(*database));
+    for database in &ids {
+        rig.check(*database);
+    }
 }
 
 fn one_batch_for_several_databases<H: ContractHost>(host: &mut H) {
@@ -394,10 +401,14 @@ fn one_batch_for_several_databases<H: ContractHost>(host: &mut H) {
         let blocks = vec![foreign(*ids.first().unwrap(), round, 1, &[], vec![(put("/f", "x"), vec![])])];
         let received = (*ids.first().unwrap(), Input::Blocks { blocks, source: Source(2) });
         rig.turn(vec![received, (*ids.last().unwrap(), write(None, vec![put("/l", "x")]))]);
-        ids.iter().for_each(|database| rig.check(*database));
+        for database in &ids {
+            rig.check(*database);
+        }
     }
     let rig = rig.reopen(host);
-    ids.iter().for_each(|database| rig.check(*database));
+    for database in &ids {
+        rig.check(*database);
+    }
 }
 
 fn whole_or_not_at_all<H: ContractHost>(host: &mut H) {

@@ -7,7 +7,7 @@ mod memory;
 mod reference;
 mod rig;
 
-pub use contract::{checks, store_contract};
+pub use contract::{ContractCheck, checks, store_contract};
 pub use fake::{FakeSigner, FakeVerifier};
 pub use memory::{MemoryStore, MemoryStoreError, MemoryView};
 pub use reference::Reference;

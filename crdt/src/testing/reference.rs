@@ -59,7 +59,7 @@ impl Reference {
             }
         }
         for siblings in rows.values_mut() {
-            siblings.sort_by(|a, b| (b.stamp, b.dot.replica, b.dot.seq).cmp(&(a.stamp, a.dot.replica, a.dot.seq)));
+            siblings.sort_by_key(|one| std::cmp::Reverse((one.stamp, one.dot.replica, one.dot.seq)));
         }
         let heads = set
             .iter()
