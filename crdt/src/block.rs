@@ -14,7 +14,9 @@ use crate::codec::cbor::CborError;
 use crate::database::DatabaseId;
 use crate::dot::{Author, Dot, ReplicaId};
 use crate::key::{Key, KeyError};
-use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_BLOCK_PARENTS, MAX_BLOCK_REQUESTS, MAX_OP_SUPERSEDED, MAX_VALUE_BYTES};
+use crate::limits::{
+    MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_BLOCK_PARENTS, MAX_BLOCK_REQUESTS, MAX_OP_SUPERSEDED, MAX_UINT, MAX_VALUE_BYTES,
+};
 use crate::sign::{Signed, Signer, Verifier};
 
 const DAG_CBOR: u64 = 0x71;
@@ -193,6 +195,9 @@ pub enum Rule {
     /// Seqs start at 1.
     #[error("a seq is 0")]
     SeqZero,
+    /// Integers are below 2^63. Only a draft can break this: of received bytes the decoder says so.
+    #[error("an integer is 2^63 or more")]
+    IntegerTooLarge,
     /// Own earlier blocks have smaller seqs.
     #[error("the block names a seq of its own author that is not smaller than its own")]
     OwnSeqNotSmaller,
@@ -408,6 +413,9 @@ fn check(draft: &Draft, own: ReplicaId) -> Result<(), BlockError> {
     if draft.seq == 0 {
         return Err(Rule::SeqZero.into());
     }
+    if draft.seq.max(draft.stamp.0).max(draft.author.nonce) > MAX_UINT {
+        return Err(Rule::IntegerTooLarge.into());
+    }
     for parent in &draft.parents {
         check_dot(&parent.dot, own, draft.seq)?;
     }
@@ -452,6 +460,9 @@ fn check(draft: &Draft, own: ReplicaId) -> Result<(), BlockError> {
 fn check_dot(dot: &Dot, own: ReplicaId, seq: u64) -> Result<(), Rule> {
     if dot.seq == 0 {
         return Err(Rule::SeqZero);
+    }
+    if dot.seq > MAX_UINT {
+        return Err(Rule::IntegerTooLarge);
     }
     if dot.replica == own && dot.seq >= seq {
         return Err(Rule::OwnSeqNotSmaller);

@@ -269,23 +269,24 @@ impl Replica {
         if self.covers(&dot) {
             match self.known_hash(&dot, view, turn)? {
                 Some(kept) if kept != block.hash() => {
+                    self.leave_writer(dot.replica);
                     turn.effect(Effect::Disagreement { dot, kept, other: block.hash(), source });
                 }
                 _ => turn.effect(Effect::Duplicate { dot, source }),
             }
             return Ok(false);
         }
+        self.leave_copied_writer(&block);
         if let Some(missing) = self.missing(&block) {
-            self.leave_foreign_writer(&[dot, missing]);
             let held = self.pending.hold(block, source, missing);
             turn.effect(if held { Effect::Held { dot, missing, source } } else { Effect::Dropped { dot, source } });
             return Ok(false);
         }
-        self.leave_foreign_writer(&[dot]);
         for parent in block.parents() {
             if let Some(kept) = self.known_hash(&parent.dot, view, turn)?
                 && kept != parent.hash
             {
+                self.leave_writer(parent.dot.replica);
                 turn.effect(Effect::Disagreement { dot: parent.dot, kept, other: parent.hash, source });
             }
         }
@@ -308,10 +309,19 @@ impl Replica {
         Ok(())
     }
 
-    /// Someone writes under our id: this disk or memory was copied. Write as somebody else from now on.
-    fn leave_foreign_writer(&mut self, dots: &[Dot]) {
-        let foreign = |writer: &mut Writer| dots.iter().any(|dot| dot.replica == writer.replica);
-        self.writer.take_if(foreign);
+    /// Draws a new nonce if a block that was not written here bears our id, or names one that does: this disk or memory
+    /// was copied, and the copy writes.
+    fn leave_copied_writer(&mut self, block: &Block) {
+        let Some(Writer { replica, .. }) = self.writer else { return };
+        let last = self.seq(&replica);
+        if block.dot().replica == replica || named(block).any(|dot| dot.replica == replica && dot.seq > last) {
+            self.leave_writer(replica);
+        }
+    }
+
+    /// Write as somebody else from now on, if we write as this replica.
+    fn leave_writer(&mut self, replica: ReplicaId) {
+        self.writer.take_if(|writer| writer.replica == replica);
     }
 
     /// A dot that must be merged before this block; `None` when it is ready.
@@ -320,9 +330,7 @@ impl Replica {
         if self.seq(&dot.replica) != dot.seq - 1 {
             return Some(Dot { replica: dot.replica, seq: dot.seq - 1 });
         }
-        let parents = block.parents().iter().map(|parent| parent.dot);
-        let superseded = block.ops().iter().flat_map(|op| op.superseded.iter().copied());
-        parents.chain(superseded).find(|dot| !self.covers(dot))
+        named(block).find(|dot| !self.covers(dot))
     }
 
     /// The address of a merged block, if it is still known.
@@ -366,6 +374,12 @@ impl Replica {
         turn.blocks.push((self.meta.revision, block.clone()));
         Ok(())
     }
+}
+
+/// The dots that a block builds on.
+fn named(block: &Block) -> impl Iterator<Item = Dot> + '_ {
+    let parents = block.parents().iter().map(|parent| parent.dot);
+    parents.chain(block.ops().iter().flat_map(|op| op.superseded.iter().copied()))
 }
 
 fn repeated(write: &LocalWrite, record: &RequestRecord) -> Effect {

@@ -19,12 +19,15 @@ use crate::store::{
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {
     databases: BTreeMap<DatabaseId, Contents>,
+    /// Values longer than this are kept apart from their rows.
+    apart_above: Option<u32>,
 }
 
 /// One database's records.
 #[derive(Debug, Clone, Default)]
 struct Contents {
     rows: BTreeMap<Key, Row>,
+    values: BTreeMap<(Key, Dot), Bytes>,
     blocks: BTreeMap<Dot, StoredBlock>,
     log: BTreeMap<u64, Dot>,
     vv: BTreeMap<crate::dot::ReplicaId, VvEntry>,
@@ -40,6 +43,12 @@ struct Contents {
 pub struct MemoryStoreError(pub DatabaseId);
 
 impl MemoryStore {
+    /// A store that keeps values longer than `bytes` apart from their rows, as one on disk does.
+    #[must_use]
+    pub fn with_values_apart_above(bytes: u32) -> Self {
+        Self { databases: BTreeMap::new(), apart_above: Some(bytes) }
+    }
+
     /// Adds an empty database, unless it is there.
     pub fn create(&mut self, database: DatabaseId) {
         self.databases.entry(database).or_default();
@@ -60,7 +69,7 @@ impl Store for MemoryStore {
         }
         for set in writes {
             if let Some(contents) = self.databases.get_mut(&set.database) {
-                contents.write(set);
+                contents.write(set, self.apart_above.unwrap_or(u32::MAX));
             }
         }
         Ok(())
@@ -68,13 +77,22 @@ impl Store for MemoryStore {
 }
 
 impl Contents {
-    fn write(&mut self, set: &WriteSet) {
+    fn write(&mut self, set: &WriteSet, apart_above: u32) {
         for write in &set.rows {
+            for (dot, _) in &write.dropped {
+                self.values.remove(&(write.key.clone(), *dot));
+            }
             if write.row.is_empty() {
                 self.rows.remove(&write.key);
-            } else {
-                self.rows.insert(write.key.clone(), write.row.clone());
+                continue;
             }
+            let mut siblings = write.row.clone().into_siblings();
+            for sibling in siblings.iter_mut().filter(|sibling| sibling.len > apart_above) {
+                if let Some(value) = sibling.value.take() {
+                    self.values.insert((write.key.clone(), sibling.dot), value);
+                }
+            }
+            self.rows.insert(write.key.clone(), Row::new(siblings));
         }
         for (revision, block) in &set.blocks {
             let stored = StoredBlock { revision: *revision, hash: block.hash(), bytes: block.bytes().clone() };
@@ -112,8 +130,8 @@ impl View for MemoryView<'_> {
         Ok(self.0.rows.get(key).cloned().unwrap_or_default())
     }
 
-    fn value(&self, _: &Key, _: &Dot) -> Result<Option<Bytes>, MemoryStoreError> {
-        Ok(None)
+    fn value(&self, key: &Key, dot: &Dot) -> Result<Option<Bytes>, MemoryStoreError> {
+        Ok(self.0.values.get(&(key.clone(), *dot)).cloned())
     }
 
     fn scan(
