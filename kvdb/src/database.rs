@@ -303,6 +303,6 @@ impl Database {
     }
 
     fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
-        if self.is_closed() { Err(ReadError::Closed) } else { self.0.node.read(read) }
+        if self.is_closed() { Err(ReadError::Closed) } else { self.0.node.store.read(read) }
     }
 }

@@ -1,13 +1,13 @@
 //! A node: one process's identity, store and network.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use crdt::{DatabaseId, DatabaseName, Durability};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::Semaphore;
 
-use crate::backend::EngineBackend;
+use crate::backend::{EngineBackend, StoreSlot};
 use crate::database::Database;
 use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
@@ -27,32 +27,18 @@ pub struct Node(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     peer_id: PeerId,
-    /// `None` once closed, so that handles left over do not keep the directory.
-    store: RwLock<Option<RocksStore>>,
+    pub(crate) store: StoreSlot,
     pub(crate) engine: EngineHandle<RocksStore>,
     net: Option<NetHandle>,
     pub(crate) durability: Durability,
     pub(crate) streams: Arc<Semaphore>,
 }
 
-impl Inner {
-    /// Reads from the store, which cannot be closed meanwhile.
-    pub(crate) fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
-        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        read(store.as_ref().ok_or(ReadError::Closed)?)
-    }
-
-    fn release_store(&self) {
-        drop(self.store.write().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(net) = &self.net {
-            net.stop();
-        }
+        // The network ends when the engine's news do.
         self.engine.stop();
+        self.store.release();
     }
 }
 
@@ -100,21 +86,14 @@ impl Node {
         let (store, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;
         let engine = EngineHandle::start(store.clone(), Arc::new(signer)).map_err(OpenError::Thread)?;
         let peer_id = keypair.public().to_peer_id();
-        let net = match network {
-            None => None,
-            Some(network) => {
-                let backend = EngineBackend::new(engine.clone(), store.clone());
-                match crate::net::spawn(network, keypair, backend, engine.news()).await {
-                    Ok(net) => Some(net),
-                    Err(error) => {
-                        engine.stop();
-                        return Err(error.into());
-                    }
-                }
-            }
-        };
+        let store = StoreSlot::new(store);
+        let backend = EngineBackend::new(engine.clone(), store.clone());
+        let start = |network| crate::net::spawn(&network, &keypair, backend, engine.news());
+        let net = network.map(start).transpose().inspect_err(|_| {
+            engine.stop();
+            store.release();
+        })?;
         let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
-        let store = RwLock::new(Some(store));
         Ok(Self(Arc::new(Inner { peer_id, store, engine, net, durability, streams })))
     }
 
@@ -145,7 +124,7 @@ impl Node {
     pub async fn dial(&self, address: Multiaddr) -> Result<(), DialError> {
         match &self.0.net {
             Some(net) => net.dial(address).await,
-            None => Err(DialError::NoNetwork),
+            None => Err(DialError::Closed),
         }
     }
 
@@ -161,7 +140,7 @@ impl Node {
         }
         let (inner, wanted) = (Arc::clone(&self.0), name.clone());
         let record = tokio::task::spawn_blocking(move || {
-            inner.read(|store| store.open_database(&wanted).map_err(|error| read_error(&error)))
+            inner.store.read(|store| store.open_database(&wanted).map_err(|error| read_error(&error)))
         });
         let record = record.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
         let record = record.map_err(|error| match error {
@@ -181,7 +160,7 @@ impl Node {
     /// When the store cannot read.
     pub fn databases(&self) -> Result<Vec<DatabaseInfo>, ReadError> {
         let open: BTreeSet<DatabaseId> = self.0.engine.open_databases().into_iter().collect();
-        let records = self.0.read(|store| store.databases().map_err(|error| read_error(&error)))?;
+        let records = self.0.store.read(|store| store.databases().map_err(|error| read_error(&error)))?;
         let info = |record: crate::store::DatabaseRecord| DatabaseInfo {
             open: open.contains(&record.id),
             name: record.name,
@@ -210,7 +189,7 @@ impl Node {
             net.close().await;
         }
         let closed = self.0.engine.close().await.map_err(CloseError::Sync);
-        self.0.release_store();
+        self.0.store.release();
         closed
     }
 }

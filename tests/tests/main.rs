@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
+mod cluster;
 mod house;
 mod library;
 mod node;
+mod replication;

@@ -1,0 +1,204 @@
+//! Several nodes in one process, over real sockets on loopback.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kvdb::{Database, Dot, Durability, Key, NetworkKey, NetworkOptions, Node, NodeOptions, PeerId};
+use tempfile::TempDir;
+
+/// How long anything may take on a slow machine; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Peer {
+    dir: TempDir,
+    node: Node,
+    db: Database,
+}
+
+fn key(text: &str) -> Key {
+    Key::parse(text).unwrap()
+}
+
+/// No rebroadcast comes to the rescue: what is not delivered by feed, gossip or the meeting itself stays away.
+fn network() -> NetworkOptions {
+    NetworkOptions {
+        listen: vec!["/ip4/127.0.0.1/tcp/0".parse().unwrap()],
+        rebroadcast_interval: Duration::from_secs(3_600),
+        ..NetworkOptions::default()
+    }
+}
+
+async fn start(network: NetworkOptions) -> Peer {
+    let dir = tempfile::tempdir().unwrap();
+    let options = NodeOptions::new(dir.path()).durability(Durability::Buffered).network(network);
+    let node = Node::open(options).await.unwrap();
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    Peer { dir, node, db }
+}
+
+impl Peer {
+    async fn connect(&self, other: &Self) {
+        let address = other.node.listen_addresses().first().unwrap().clone();
+        self.node.dial(address).await.unwrap();
+    }
+
+    async fn put(&self, text: &str) -> Dot {
+        self.db.put(&key(text), "v").await.unwrap()
+    }
+
+    async fn covers(&self, dot: Dot) {
+        self.db.wait_for(dot, PATIENCE).await.unwrap();
+    }
+
+    async fn close(self) -> TempDir {
+        self.node.close().await.unwrap();
+        self.dir
+    }
+}
+
+fn assert_equal(peers: &[Peer]) {
+    let first = peers[0].db.stats().unwrap();
+    for peer in peers {
+        let stats = peer.db.stats().unwrap();
+        assert_eq!((stats.keys, stats.digest, stats.heads, stats.vv_hash), (first.keys, first.digest, first.heads, first.vv_hash));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g02_puts_without_a_peer_and_right_after_meeting_one_arrive() {
+    let a = start(network()).await;
+    let mut last = a.put("/first").await;
+    for n in 0..1_000 {
+        last = a.put(&format!("/alone/{n}")).await;
+    }
+    let b = start(network()).await;
+    b.connect(&a).await;
+    let at_once = (a.put("/met/a").await, b.put("/met/b").await);
+    b.covers(last).await;
+    b.covers(at_once.0).await;
+    a.covers(at_once.1).await;
+    assert_equal(&[a, b]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g08_every_pair_hears_each_other_in_clusters_of_every_small_size() {
+    for size in [2, 3, 4, 7] {
+        let mut peers: Vec<Peer> = Vec::new();
+        for _ in 0..size {
+            let peer = start(network()).await;
+            for other in &peers {
+                peer.connect(other).await;
+            }
+            peers.push(peer);
+        }
+        meet(&peers).await;
+        for peer in peers {
+            peer.close().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g08_the_spokes_of_a_star_hear_each_other() {
+    let hub = start(network()).await;
+    let mut peers = vec![hub];
+    for _ in 0..14 {
+        let spoke = start(network()).await;
+        spoke.connect(&peers[0]).await;
+        peers.push(spoke);
+    }
+    meet(&peers).await;
+}
+
+/// Each writes a key straight away, and each gets the keys of all.
+async fn meet(peers: &[Peer]) {
+    let mut dots = Vec::new();
+    for (n, peer) in peers.iter().enumerate() {
+        dots.push(peer.put(&format!("/of/{n}")).await);
+    }
+    for peer in peers {
+        for dot in &dots {
+            peer.covers(*dot).await;
+        }
+    }
+    assert_equal(peers);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r22_a_write_that_nobody_hears_is_a_success_and_arrives_later() {
+    let (a, b) = (start(network()).await, start(network()).await);
+    b.connect(&a).await;
+    let met = a.put("/met").await;
+    b.covers(met).await;
+    let gone = b.node.peer_id();
+    let dir = b.close().await;
+    let mut dots = Vec::new();
+    for n in 0..100 {
+        dots.push(a.put(&format!("/unheard/{n}")).await);
+    }
+    let options = NodeOptions::new(dir.path()).network(network());
+    let node = Node::open(options).await.unwrap();
+    assert_eq!(node.peer_id(), gone);
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    node.dial(a.node.listen_addresses().first().unwrap().clone()).await.unwrap();
+    for dot in dots {
+        db.wait_for(dot, PATIENCE).await.unwrap();
+    }
+    assert_eq!(db.stats().unwrap().digest, a.db.stats().unwrap().digest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_opened_after_the_meeting_is_replicated_too() {
+    let (a, b) = (start(network()).await, start(network()).await);
+    b.connect(&a).await;
+    let later = a.node.database(&"later".parse().unwrap()).await.unwrap();
+    let dot = later.put(&key("/k"), "v").await.unwrap();
+    let other = b.node.database(&"later".parse().unwrap()).await.unwrap();
+    other.wait_for(dot, PATIENCE).await.unwrap();
+    other.close().await.unwrap();
+    let unseen = later.put(&key("/k2"), "v").await.unwrap();
+    let again = b.node.database(&"later".parse().unwrap()).await.unwrap();
+    again.wait_for(unseen, PATIENCE).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bootstrap_peers_are_dialled_again_after_both_sides_were_away() {
+    let a = start(network()).await;
+    let address = a.node.listen_addresses().first().unwrap().clone();
+    let b = start(NetworkOptions { bootstrap: vec![address.clone()], ..network() }).await;
+    b.covers(a.put("/one").await).await;
+    let dir = a.close().await;
+    let unheard = b.put("/two").await;
+    let network = NetworkOptions { listen: vec![address], ..network() };
+    let node = Node::open(NodeOptions::new(dir.path()).network(network)).await.unwrap();
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    db.wait_for(unheard, PATIENCE).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_key_and_an_allow_list_let_in_whom_they_name_only() {
+    let secret = || Some(NetworkKey::from_hex(&"ab".repeat(32)).unwrap());
+    let a = start(NetworkOptions { network_key: secret(), ..network() }).await;
+    let same = start(NetworkOptions { network_key: secret(), ..network() }).await;
+    let other = Some(NetworkKey::from_hex(&"cd".repeat(32)).unwrap());
+    let wrong = start(NetworkOptions { network_key: other, ..network() }).await;
+    let none = start(network()).await;
+    let address = a.node.listen_addresses().first().unwrap().clone();
+    same.connect(&a).await;
+    assert!(wrong.node.dial(address.clone()).await.is_err());
+    assert!(none.node.dial(address).await.is_err());
+    same.covers(a.put("/secret").await).await;
+
+    let friend = start(network()).await;
+    let allow: BTreeSet<PeerId> = [friend.node.peer_id()].into();
+    let guarded = start(NetworkOptions { allow: Some(allow), ..network() }).await;
+    let stranger = start(network()).await;
+    let address = guarded.node.listen_addresses().first().unwrap().clone();
+    friend.connect(&guarded).await;
+    let dot = guarded.put("/guarded").await;
+    friend.covers(dot).await;
+    drop(stranger.node.dial(address).await);
+    let refused = stranger.db.wait_for(dot, Duration::from_millis(500)).await;
+    assert!(refused.is_err(), "a stranger got what it must not see");
+    assert!(guarded.node.peers().iter().filter(|peer| peer.connected).all(|peer| peer.peer == friend.node.peer_id()));
+}
