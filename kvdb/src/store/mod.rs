@@ -49,7 +49,7 @@ struct Shared {
     creating: Mutex<()>,
     id: StoreId,
     lost: Option<String>,
-    _directory: Directory,
+    directory: Directory,
 }
 
 /// Bytes on disk of one database, as far as RocksDB can tell without reading: what is still in memory, and values kept
@@ -98,13 +98,18 @@ impl RocksStore {
             .map(|record| record.map(|record| (record.id, record.numbers())))
             .collect::<Result<_, _>>()
             .map_err(damaged)?;
-        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, _directory: directory };
+        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, directory };
         Ok(Self(Arc::new(shared)))
     }
 
     /// The id drawn when this store was created, or last opened in spite of lost writes.
     pub fn id(&self) -> StoreId {
         self.0.id
+    }
+
+    /// The store's directory.
+    pub fn path(&self) -> &Path {
+        self.0.directory.path()
     }
 
     /// What was damaged, when the store was opened in spite of lost writes.
