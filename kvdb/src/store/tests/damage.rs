@@ -114,3 +114,19 @@ fn damage_in_the_middle_of_the_log_is_refused() {
         assert_eq!(open(dir.path()).accepted_loss(), None);
     }
 }
+
+#[test]
+fn what_comes_after_accepted_damage_is_not_read() {
+    // Long enough that RocksDB could find whole records again in a later part of the log.
+    let (dir, id) = crashed(150);
+    let log = last_log(dir.path());
+    let mut bytes = fs::read(&log).unwrap();
+    bytes[20_000] ^= 1;
+    fs::write(&log, bytes).unwrap();
+    let accept = StoreOptions { loss: LossPolicy::Accept, ..StoreOptions::default() };
+    let store = RocksStore::open(dir.path(), &accept).unwrap();
+    let view = store.view(&id).unwrap();
+    let revision = view.state().unwrap().meta.revision;
+    assert!((1..40).contains(&revision), "{revision}");
+    assert_eq!(view.log(0).count() as u64, revision);
+}
