@@ -7,7 +7,7 @@ use super::error::StoreError;
 use super::layout::{Family, Malformed, Reader, Writer};
 use super::rocks::Inner;
 
-/// Drawn when a store is created: data under another id are another copy.
+/// Drawn when a store is created, and anew when it is opened in spite of lost writes: another id is another copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
@@ -59,6 +59,8 @@ impl DatabaseRecord {
 const STORE: u8 = 0;
 const NEXT_NUMBER: u8 = 1;
 const DATABASE: u8 = 2;
+
+const FIRST_NUMBER: u32 = 1;
 
 const LIVE: u8 = 1;
 
@@ -114,12 +116,10 @@ pub(super) fn store_id(inner: &Inner) -> Result<Option<StoreId>, StoreError> {
     })
 }
 
-/// Writes the records of a new store.
-pub(super) fn create_store(inner: &Inner, id: StoreId) -> Result<(), StoreError> {
-    let family = inner.family(Family::Catalog);
+/// Writes the store's own record.
+pub(super) fn write_store(inner: &Inner, id: StoreId) -> Result<(), StoreError> {
     let mut batch = WriteBatch::default();
-    batch.put_cf(family, [STORE], Writer::default().version().put(&id.0).bytes());
-    batch.put_cf(family, [NEXT_NUMBER], Writer::default().version().u32(1).bytes());
+    batch.put_cf(inner.family(Family::Catalog), [STORE], Writer::default().version().put(&id.0).bytes());
     inner.write_synced(batch)
 }
 
@@ -142,7 +142,11 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
         reader.end()?;
         Ok(next)
     })?;
-    let number = next.ok_or_else(|| Malformed("it is missing").at(Family::Catalog, &[NEXT_NUMBER]))?;
+    let number = match next {
+        Some(next) => next,
+        None if all(inner).next().is_none() => FIRST_NUMBER,
+        None => return Err(Malformed("it is missing").at(Family::Catalog, &[NEXT_NUMBER])),
+    };
     // The last number stays unused: its range would have no end.
     let after = number.checked_add(1).ok_or_else(|| StoreError::NumbersExhausted(name.clone()))?;
     let record = DatabaseRecord {
@@ -161,4 +165,42 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
     batch.put_cf(family, database_key(name), write_database(&record).bytes());
     inner.write_synced(batch)?;
     Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes_of_a_database() {
+        let name = DatabaseName::parse("demo").unwrap();
+        let id = DatabaseId::of(&name, 2);
+        let record = DatabaseRecord {
+            name: name.clone(),
+            id,
+            generation: 2,
+            number: 3,
+            row_number: 4,
+            state: DatabaseState::Live,
+            store_id: StoreId([5; 16]),
+            format: 1,
+        };
+        let key = database_key(&name);
+        let bytes = write_database(&record).bytes().to_vec();
+        let golden = [&[1, 1], &id.0[..], &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4], &[5; 16], &[0, 0, 0, 1]].concat();
+        assert_eq!((key.as_slice(), &bytes), (&b"\x02demo"[..], &golden));
+        assert_eq!(read_database(&key, &bytes), Ok(record));
+        for len in 0..bytes.len() {
+            assert!(read_database(&key, &bytes[..len]).is_err());
+        }
+        let with = |at: usize, byte| {
+            let mut bytes = bytes.clone();
+            bytes[at] = byte;
+            read_database(&key, &bytes).unwrap_err().0
+        };
+        assert_eq!(with(0, 2), "its version is not known");
+        assert_eq!(with(1, 9), "the database's state is not known");
+        assert_eq!(with(41, 3), "the database's id does not follow from its name");
+        assert_eq!(read_database(b"\x02a/b", &bytes).unwrap_err().0, "its key is no database name");
+    }
 }

@@ -8,7 +8,7 @@ use super::layout::{self, Family, Writer};
 use super::rocks::Inner;
 
 /// Buffers for keys and records, used for every record of a commit.
-struct Batch<'a> {
+struct Assembly<'a> {
     inner: &'a Inner,
     batch: WriteBatch,
     key: Writer,
@@ -17,18 +17,22 @@ struct Batch<'a> {
 
 /// The batch that writes the sets, each with the numbers of its database.
 pub(super) fn batch<'s>(inner: &Inner, sets: impl Iterator<Item = (&'s WriteSet, Numbers)>) -> WriteBatch {
-    let mut batch =
-        Batch { inner, batch: WriteBatch::default(), key: Writer::with_capacity(1 << 7), record: Writer::with_capacity(1 << 10) };
+    let mut assembly = Assembly {
+        inner,
+        batch: WriteBatch::default(),
+        key: Writer::with_capacity(1 << 7),
+        record: Writer::with_capacity(1 << 10),
+    };
     for (set, numbers) in sets {
-        batch.rows(set, numbers.rows);
-        batch.blocks(set, numbers.number);
-        batch.state(set, numbers.number);
-        batch.requests(set, numbers.number);
+        assembly.rows(set, numbers.rows);
+        assembly.blocks(set, numbers.number);
+        assembly.state(set, numbers.number);
+        assembly.requests(set, numbers.number);
     }
-    batch.batch
+    assembly.batch
 }
 
-impl Batch<'_> {
+impl Assembly<'_> {
     fn put(&mut self, family: &ColumnFamily) {
         self.batch.put_cf(family, self.key.bytes(), self.record.bytes());
     }

@@ -285,7 +285,11 @@ impl Writer {
     }
 
     pub(super) fn block(&mut self, revision: u64, block: &Block) -> &mut Self {
-        self.version().u64(revision).put(&block.hash().0).put(block.bytes())
+        self.block_record(revision, &block.hash(), block.bytes())
+    }
+
+    fn block_record(&mut self, revision: u64, hash: &BlockHash, bytes: &[u8]) -> &mut Self {
+        self.version().u64(revision).put(&hash.0).put(bytes)
     }
 
     pub(super) fn log_key(&mut self, number: u32, revision: u64) -> &mut Self {
@@ -439,3 +443,7 @@ pub(super) fn read_request(record: &[u8]) -> Result<RequestRecord, Malformed> {
     }
     Ok(RequestRecord { dot, ops, stamp })
 }
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

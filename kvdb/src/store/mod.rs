@@ -11,6 +11,7 @@ mod layout;
 mod options;
 mod rocks;
 mod view;
+mod wal;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,8 +30,9 @@ pub use view::RocksView;
 use crate::engine::port::LogChunk;
 use catalog::Numbers;
 use directory::{Directory, Stage};
-use options::Files;
+use options::{Files, Logs};
 use rocks::{Inner, Rocks};
+use wal::LogCondition;
 
 /// Databases on disk. Cloning is cheap; the files are closed with the last clone.
 ///
@@ -47,7 +49,7 @@ struct Shared {
     creating: Mutex<()>,
     id: StoreId,
     lost: Option<String>,
-    _directory: Directory,
+    directory: Directory,
 }
 
 /// Bytes on disk of one database, as far as RocksDB can tell without reading: what is still in memory, and values kept
@@ -76,15 +78,17 @@ impl RocksStore {
         let (rocks, lost) = open_rocks(path, options, stage)?;
         let inner = Inner::new(rocks);
         let damaged = |source| StoreOpenError::Damaged { path: directory.path().to_owned(), source };
-        let id = match (catalog::store_id(&inner).map_err(damaged)?, stage) {
-            (Some(id), _) => id,
-            (None, Stage::Creating) => {
-                let id = StoreId(rand::random());
-                catalog::create_store(&inner, id).map_err(damaged)?;
-                id
-            }
-            (None, Stage::Ready) => {
+        let known = catalog::store_id(&inner).map_err(damaged)?;
+        let id = match known {
+            Some(id) if lost.is_none() => id,
+            None if lost.is_none() && stage == Stage::Ready => {
                 return Err(damaged(layout::Malformed("the store's own record is missing").at(Family::Catalog, &[])));
+            }
+            // A store that lost writes is another one from now on: nobody may rely on what it once confirmed.
+            _ => {
+                let id = StoreId(rand::random());
+                catalog::write_store(&inner, id).map_err(damaged)?;
+                id
             }
         };
         if stage == Stage::Creating {
@@ -94,13 +98,18 @@ impl RocksStore {
             .map(|record| record.map(|record| (record.id, record.numbers())))
             .collect::<Result<_, _>>()
             .map_err(damaged)?;
-        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, _directory: directory };
+        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, directory };
         Ok(Self(Arc::new(shared)))
     }
 
-    /// The id drawn when this store was created.
+    /// The id drawn when this store was created, or last opened in spite of lost writes.
     pub fn id(&self) -> StoreId {
         self.0.id
+    }
+
+    /// The store's directory.
+    pub fn path(&self) -> &Path {
+        self.0.directory.path()
     }
 
     /// What was damaged, when the store was opened in spite of lost writes.
@@ -221,30 +230,31 @@ fn open_rocks(path: &Path, options: &StoreOptions, stage: Stage) -> Result<(Rock
         Stage::Creating => Files::Create,
         Stage::Ready => Files::Expect,
     };
-    let open = |mode| {
-        let mut database = options.database(files);
+    let open = |mode, logs| {
+        let mut database = options.database(files, logs);
         database.set_wal_recovery_mode(mode);
         Rocks::open_cf_descriptors(&database, path, options.families())
     };
-    let error = match open(DBRecoveryMode::TolerateCorruptedTailRecords) {
-        Ok(rocks) => return Ok((rocks, None)),
-        Err(error) => error,
+    let condition = wal::condition(path).map_err(|source| StoreOpenError::Directory { path: path.to_owned(), source })?;
+    let failed = |error: rocksdb::Error| StoreOpenError::RocksDb { path: path.to_owned(), cause: error.into_string() };
+    let opened = match condition {
+        LogCondition::Whole => Ok(open(DBRecoveryMode::TolerateCorruptedTailRecords, Logs::Tracked)),
+        LogCondition::Torn => Ok(open(DBRecoveryMode::PointInTime, Logs::Tracked)),
+        LogCondition::Damaged(cause) => Err(cause),
     };
-    let damaged = error.kind() == ErrorKind::Corruption;
-    let cause = error.into_string();
-    let path = path.to_owned();
-    if !damaged {
-        return Err(StoreOpenError::RocksDb { path, cause });
-    }
+    let cause = match opened {
+        Ok(Ok(rocks)) => return Ok((rocks, None)),
+        // A log is missing, or shorter than it was when it was synced.
+        Ok(Err(error)) if error.kind() == ErrorKind::Corruption && error.as_ref().contains("WAL") => error.into_string(),
+        Ok(Err(error)) => return Err(failed(error)),
+        Err(cause) => cause,
+    };
     if options.loss == LossPolicy::Refuse {
-        return Err(StoreOpenError::DamagedLog { path, cause });
+        return Err(StoreOpenError::DamagedLog { path: path.to_owned(), cause });
     }
-    // Up to the damage first: that is a state which once was. What the files are ahead of needs the other mode.
-    let accepted = open(DBRecoveryMode::PointInTime).or_else(|_| open(DBRecoveryMode::SkipAnyCorruptedRecord));
-    match accepted {
-        Ok(rocks) => Ok((rocks, Some(cause))),
-        Err(error) => Err(StoreOpenError::RocksDb { path, cause: error.into_string() }),
-    }
+    // Up to the damage and no further: that is a state which once was. Reading on behind it would leave version vectors
+    // that claim lost blocks, which no peer would ever send again.
+    open(DBRecoveryMode::PointInTime, Logs::AsTheyAre).map(|rocks| (rocks, Some(cause))).map_err(failed)
 }
 
 #[cfg(test)]

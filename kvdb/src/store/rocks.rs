@@ -15,6 +15,8 @@ use super::layout::{Family, Malformed};
 pub(super) type Rocks = DBWithThreadMode<SingleThreaded>;
 pub(super) type Snapshot<'a> = rocksdb::SnapshotWithThreadMode<'a, Rocks>;
 
+type Cursor<'a> = DBRawIteratorWithThreadMode<'a, Rocks>;
+
 pub(super) struct Inner {
     rocks: Rocks,
     read: ReadOptions,
@@ -80,14 +82,7 @@ impl Inner {
         F: FnMut(&[u8], &[u8]) -> Result<T, Malformed>,
     {
         let empty = range.is_empty();
-        let mut options = ReadOptions::default();
-        options.set_iterate_lower_bound(range.start);
-        options.set_iterate_upper_bound(range.end);
-        let handle = self.family(family);
-        let mut cursor = match snapshot {
-            None => self.rocks.raw_iterator_cf_opt(handle, options),
-            Some(snapshot) => snapshot.raw_iterator_cf_opt(handle, options),
-        };
+        let mut cursor = self.cursor(snapshot, family, range);
         if !empty {
             match order {
                 Order::Ascending => cursor.seek_to_first(),
@@ -95,6 +90,22 @@ impl Inner {
             }
         }
         Scan { cursor, family, order, decode, done: empty }
+    }
+
+    /// Point reads that mostly follow each other in a range.
+    pub(super) fn seeker<'a>(&'a self, snapshot: Option<&'a Snapshot<'a>>, family: Family, range: Range<Vec<u8>>) -> Seeker<'a> {
+        Seeker { cursor: self.cursor(snapshot, family, range), family }
+    }
+
+    fn cursor<'a>(&'a self, snapshot: Option<&'a Snapshot<'a>>, family: Family, range: Range<Vec<u8>>) -> Cursor<'a> {
+        let mut options = ReadOptions::default();
+        options.set_iterate_lower_bound(range.start);
+        options.set_iterate_upper_bound(range.end);
+        let handle = self.family(family);
+        match snapshot {
+            None => self.rocks.raw_iterator_cf_opt(handle, options),
+            Some(snapshot) => snapshot.raw_iterator_cf_opt(handle, options),
+        }
     }
 
     /// Writes a batch; a failure poisons the store, because what is on disk is then not known.
@@ -148,7 +159,7 @@ impl std::fmt::Debug for Inner {
 
 /// The records of a range, one at a time. Ends after the first error, and never early without one.
 pub(super) struct Scan<'a, F> {
-    cursor: DBRawIteratorWithThreadMode<'a, Rocks>,
+    cursor: Cursor<'a>,
     family: Family,
     order: Order,
     decode: F,
@@ -182,6 +193,32 @@ where
                 self.done = true;
                 Some(Err(error.at(self.family, key)))
             }
+        }
+    }
+}
+
+/// Point reads of one range by one cursor: the next record costs a step, any other one a seek.
+pub(super) struct Seeker<'a> {
+    cursor: Cursor<'a>,
+    family: Family,
+}
+
+impl Seeker<'_> {
+    pub(super) fn get<T>(
+        &mut self,
+        key: &[u8],
+        decode: impl FnOnce(&[u8]) -> Result<T, Malformed>,
+    ) -> Result<Option<T>, StoreError> {
+        if self.cursor.key().is_some_and(|at| at < key) {
+            self.cursor.next();
+        }
+        if self.cursor.key() != Some(key) {
+            self.cursor.seek(key);
+        }
+        match self.cursor.item() {
+            Some((at, record)) if at == key => decode(record).map(Some).map_err(|error| error.at(self.family, key)),
+            Some(_) => Ok(None),
+            None => Ok(self.cursor.status().map(|()| None)?),
         }
     }
 }

@@ -51,19 +51,27 @@ impl<'a> RocksView<'a> {
     pub(super) fn read_log(&self, from: u64, max_bytes: usize, skip: &dyn Fn(&Dot) -> bool) -> Result<LogChunk, StoreError> {
         let mut chunk = LogChunk { blocks: Vec::new(), next: from, end: false };
         let mut bytes = 0;
-        for entry in self.log(from) {
+        let log = self.log(from);
+        // Begun after the log, so that in a live view every block of the log is there.
+        let mut blocks = self.inner.seeker(self.snapshot.as_ref(), Family::Blocks, layout::number_range(self.numbers.number));
+        let mut key = Writer::with_capacity(KEY_CAPACITY);
+        for entry in log {
             let (revision, dot) = entry?;
             if !skip(&dot) {
-                let mut key = Writer::with_capacity(KEY_CAPACITY);
                 key.block_key(self.numbers.number, &dot);
-                let block = self
-                    .block(&dot)?
-                    .ok_or_else(|| Malformed("a block of the log is missing").at(Family::Blocks, key.bytes()))?;
-                if !chunk.blocks.is_empty() && bytes + block.bytes.len() > max_bytes {
-                    return Ok(chunk);
+                let found = blocks.get(key.bytes(), |record| {
+                    let block = layout::read_block(record)?.bytes;
+                    let fits = chunk.blocks.is_empty() || bytes + block.len() <= max_bytes;
+                    Ok(fits.then(|| Bytes::copy_from_slice(block)))
+                })?;
+                match found {
+                    None => return Err(Malformed("a block of the log is missing").at(Family::Blocks, key.bytes())),
+                    Some(None) => return Ok(chunk),
+                    Some(Some(block)) => {
+                        bytes += block.len();
+                        chunk.blocks.push((revision, dot, block));
+                    }
                 }
-                bytes += block.bytes.len();
-                chunk.blocks.push((revision, dot, block.bytes));
             }
             chunk.next = revision + 1;
         }

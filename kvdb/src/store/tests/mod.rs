@@ -1,5 +1,6 @@
 //! Tests of the store through its own doors, with write sets made by real replicas.
 
+mod contract;
 mod damage;
 mod open;
 mod reads;
