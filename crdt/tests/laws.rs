@@ -306,8 +306,8 @@ fn one_turn_does_what_many_turns_do() {
         blocks.extend(blocks.clone());
         rng.shuffle(&mut blocks);
         let mut inputs = Vec::new();
-        for batches in &batches {
-            inputs.push(whole.local(writes(batches, &mut rng)));
+        for batches in batches.iter().take(12) {
+            inputs.push(whole.local(writes(&batches[..batches.len().min(12)], &mut rng)));
             let part = blocks.split_off(blocks.len() - blocks.len().min(rng.below(4)));
             inputs.push(Input::Blocks { blocks: part, source: Source(rng.next() % 2) });
         }
@@ -317,5 +317,5 @@ fn one_turn_does_what_many_turns_do() {
         assert_eq!(whole.check(), many.check());
         assert_eq!(whole.replica.pending(), many.replica.pending());
     }
-    quick(300).quickcheck(law as fn(Vec<(u8, Event)>, Vec<Vec<Vec<Change>>>, u64));
+    quick(150).quickcheck(law as fn(Vec<(u8, Event)>, Vec<Vec<Vec<Change>>>, u64));
 }
