@@ -368,8 +368,11 @@ impl Replica {
         self.heads.merge(block);
         turn.vv.insert(dot.replica, entry);
         for answer in block.answers() {
-            let record = RequestRecord { dot, ops: answer.ops.clone(), stamp };
-            turn.requests.insert(answer.request, record);
+            // A retry that was answered elsewhere too does not change the outcome that was given here.
+            if !turn.requests.contains_key(&answer.request) && view.request(&answer.request)?.is_none() {
+                let record = RequestRecord { dot, ops: answer.ops.clone(), stamp };
+                turn.requests.insert(answer.request, record);
+            }
         }
         turn.blocks.push((self.meta.revision, block.clone()));
         Ok(())

@@ -247,7 +247,7 @@ fn the_bound_on_a_blocks_bytes_is_never_too_low() {
 }
 
 #[test]
-fn a_refused_write_does_not_disturb_its_neighbours() {
+fn r05_a_refused_write_does_not_disturb_its_neighbours() {
     let mut node = Node::new(1);
     let big = put("/big", vec![1; MAX_VALUE_BYTES + 1]);
     let effects = node.group(alone(vec![put("/a", "1"), big, put("/b", "1")]));
@@ -340,6 +340,23 @@ fn a_retry_within_one_turn_is_answered_with_the_first_dot() {
     assert_eq!(repeated.count(), 1);
     assert_eq!(sealed(&effects).len(), 2);
     node.check();
+}
+
+#[test]
+fn a_request_answered_at_two_nodes_keeps_the_first_outcome_of_each() {
+    let request = Some(RequestId([7; 16]));
+    let write = || vec![(request, vec![put("/k", "1")])];
+    let (mut one, mut two) = (Node::new(1), Node::new(2));
+    let first = outcomes(&one.group(write()))[&1].dot;
+    let second = outcomes(&two.group(write()))[&1].dot;
+    one.pull(&two);
+    two.pull(&one);
+    assert_eq!(outcomes(&one.group(write()))[&1].dot, first);
+    assert_eq!(outcomes(&two.group(write()))[&1].dot, second);
+    // In one turn with the blocks of both.
+    let mut three = Node::new(3);
+    three.deliver([one.blocks(), two.blocks()].concat(), 1);
+    assert_eq!(outcomes(&three.group(write()))[&1].dot, first);
 }
 
 #[test]

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use crdt::testing::{MemoryStore, Reference};
-use crdt::{Block, LocalOp, PendingLimits, Row, Sibling, VersionVector, WallTime};
+use crdt::{Block, Effect, Input, LocalOp, PendingLimits, RequestId, Row, Sibling, Source, VersionVector, WallTime};
 use quickcheck::{Arbitrary, Gen, QuickCheck};
 
-use crate::world::{Node, Rng, delete, put, put_until};
+use crate::world::{Node, Rng, delete, outcomes, put, put_until};
 
 const NODES: u8 = 4;
 const KEYS: [&str; 4] = ["/a", "/a/b", "/c", "/d"];
@@ -258,4 +258,64 @@ fn joining_rows_equals_merging_the_blocks_of_both() {
         }
     }
     quick(150).quickcheck(law as fn(Vec<(u8, Event)>));
+}
+
+/// A node and its twin in the same state, with concurrent siblings, and blocks that neither has.
+fn twins(history: &[(u8, Event)], rng: &mut Rng) -> (Node, Node, Vec<Block>) {
+    let mut all: Vec<Block> = play(history, PendingLimits::default()).iter().flat_map(Node::blocks).collect();
+    rng.shuffle(&mut all);
+    let later = all.split_off(all.len() / 2);
+    let (mut one, mut two) = (Node::new(100), Node::new(100));
+    one.deliver(all.clone(), 1);
+    two.deliver(all, 1);
+    (one, two, later)
+}
+
+/// Local writes, some of them retries of one another.
+fn writes(batches: &[Vec<Change>], rng: &mut Rng) -> Vec<(Option<RequestId>, Vec<LocalOp>)> {
+    let request = |rng: &mut Rng| (rng.below(3) == 0).then(|| RequestId([u8::try_from(rng.below(3)).unwrap(); 16]));
+    batches.iter().map(|batch| (request(rng), batch.iter().map(Change::op).collect())).collect()
+}
+
+#[test]
+fn a_group_does_what_its_writes_do_one_by_one() {
+    fn law(history: Vec<(u8, Event)>, batches: Vec<Vec<Change>>, seed: u64) {
+        let mut rng = Rng(seed);
+        let (mut grouped, mut single, _) = twins(&history, &mut rng);
+        let writes = writes(&batches, &mut rng);
+        let together = outcomes(&grouped.group(writes.clone()));
+        for (token, write) in (1..).zip(writes) {
+            let alone = outcomes(&single.group(vec![write])).remove(&1).unwrap();
+            assert_eq!(alone.ops, together[&token].ops, "write {token}");
+            assert_eq!(alone.dot.is_some(), together[&token].dot.is_some(), "write {token}");
+        }
+        for key in KEYS {
+            assert_eq!(grouped.get(key), single.get(key), "{key}");
+        }
+        assert!(grouped.blocks().len() <= single.blocks().len());
+        grouped.check();
+    }
+    quick(300).quickcheck(law as fn(Vec<(u8, Event)>, Vec<Vec<Change>>, u64));
+}
+
+#[test]
+fn one_turn_does_what_many_turns_do() {
+    fn law(history: Vec<(u8, Event)>, batches: Vec<Vec<Vec<Change>>>, seed: u64) {
+        let mut rng = Rng(seed);
+        let (mut whole, mut many, mut blocks) = twins(&history, &mut rng);
+        blocks.extend(blocks.clone());
+        rng.shuffle(&mut blocks);
+        let mut inputs = Vec::new();
+        for batches in batches.iter().take(12) {
+            inputs.push(whole.local(writes(&batches[..batches.len().min(12)], &mut rng)));
+            let part = blocks.split_off(blocks.len() - blocks.len().min(rng.below(4)));
+            inputs.push(Input::Blocks { blocks: part, source: Source(rng.next() % 2) });
+        }
+        let one_by_one: Vec<Effect> = inputs.iter().flat_map(|input| many.turn(vec![input.clone()]).effects).collect();
+        assert_eq!(whole.turn(inputs).effects, one_by_one);
+        assert_eq!(whole.blocks(), many.blocks());
+        assert_eq!(whole.check(), many.check());
+        assert_eq!(whole.replica.pending(), many.replica.pending());
+    }
+    quick(150).quickcheck(law as fn(Vec<(u8, Event)>, Vec<Vec<Vec<Change>>>, u64));
 }
