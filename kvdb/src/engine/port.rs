@@ -79,8 +79,9 @@ pub struct Progress {
     pub digest: Digest,
     /// SHA-256 of the heads at that revision.
     pub heads_hash: [u8; 32],
-    /// Whether everything up to that revision is on disk.
-    pub synced: bool,
+    /// Version vector entries that are on disk now, as far as they rose since the last look. May lag behind `vv`: a
+    /// sync runs beside later commits.
+    pub durable: Vec<(ReplicaId, u64)>,
     /// Blocks made here since the last look, as far as they fit the budget: for gossip.
     pub sealed: Vec<Block>,
     /// Whether blocks made here did not fit: announce instead.

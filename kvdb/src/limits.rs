@@ -1,0 +1,3 @@
+//! Limits of this crate.
+
+pub use crate::net::limits::*;
