@@ -1,5 +1,6 @@
 //! Replication: gossip and sync as state machines without sockets, clock or tasks, and the driver that runs them on libp2p.
 
+pub mod gossip;
 pub mod limits;
 pub mod local;
 pub mod port;
