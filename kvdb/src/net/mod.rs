@@ -1,13 +1,25 @@
 //! Replication: gossip and sync as state machines without sockets, clock or tasks, and the driver that runs them on libp2p.
 
+mod driver;
 pub mod gossip;
+mod handle;
+mod lanes;
 pub mod limits;
 pub mod local;
+mod options;
+mod peers;
 pub mod port;
+mod streams;
+mod swarm;
 pub mod sync;
 #[cfg(test)]
 mod testing;
 pub mod wire;
+
+pub use driver::spawn;
+pub use handle::{DatabaseStatus, DialError, NetHandle, PeerStatus};
+pub use options::{NetworkError, NetworkKey, NetworkOptions};
+pub use port::{Backend, BackendError, NewsSource};
 
 /// A time, as told by the driver: how long ago it started.
 pub type Moment = std::time::Duration;

@@ -7,7 +7,7 @@ mod rate;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -151,6 +151,8 @@ pub struct GossipMachine {
     me: PeerId,
     options: GossipOptions,
     topics: BTreeMap<DatabaseId, Topic>,
+    /// When each database is announced.
+    due: BTreeSet<(Moment, DatabaseId)>,
     hearing: Hearing,
     random: Box<dyn FnMut() -> u64 + Send>,
     signer: Box<dyn Signer + Send>,
@@ -175,7 +177,7 @@ impl GossipMachine {
         random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Self {
         let hearing = Hearing::new(options.interval);
-        Self { me, options, topics: BTreeMap::new(), hearing, random, signer, verifier, out: Vec::new() }
+        Self { me, options, topics: BTreeMap::new(), due: BTreeSet::new(), hearing, random, signer, verifier, out: Vec::new() }
     }
 
     /// The one door.
@@ -183,7 +185,8 @@ impl GossipMachine {
         match input {
             Input::Opened(database) => self.opened(database, now),
             Input::Closed(database) => {
-                if self.topics.remove(&database).is_some() {
+                if let Some(topic) = self.topics.remove(&database) {
+                    self.due.remove(&(topic.announce_at, database));
                     self.out.push(Output::Unsubscribe(database));
                 }
             }
@@ -210,7 +213,7 @@ impl GossipMachine {
     /// When `Tick` is wanted.
     #[must_use]
     pub fn wake(&self) -> Option<Moment> {
-        self.topics.values().map(|topic| topic.announce_at).chain(self.hearing.wake()).min()
+        self.due.first().map(|(at, _)| *at).into_iter().chain(self.hearing.wake()).min()
     }
 
     /// Peers that are subscribed to the topic of a database.
@@ -227,8 +230,20 @@ impl GossipMachine {
             announced_at: None,
             publishers: BTreeMap::new(),
         };
-        if self.topics.insert(database, topic).is_none() {
-            self.out.push(Output::Subscribe(database));
+        match self.topics.insert(database, topic) {
+            None => self.out.push(Output::Subscribe(database)),
+            Some(before) => {
+                self.due.remove(&(before.announce_at, database));
+            }
+        }
+        self.due.insert((announce_at, database));
+    }
+
+    fn announce_at(&mut self, database: DatabaseId, at: Moment) {
+        if let Some(topic) = self.topics.get_mut(&database) {
+            self.due.remove(&(topic.announce_at, database));
+            topic.announce_at = at;
+            self.due.insert((at, database));
         }
     }
 
@@ -251,14 +266,13 @@ impl GossipMachine {
         }
         if unsent && !fed {
             let allowed = topic.announced_at.map_or(now, |at| now.max(at + MIN_ANNOUNCE_GAP));
-            topic.announce_at = topic.announce_at.min(allowed);
+            let at = topic.announce_at.min(allowed);
+            self.announce_at(database, at);
         }
     }
 
     fn tick(&mut self, locals: &Locals, now: Moment) {
-        let due: Vec<DatabaseId> =
-            self.topics.iter().filter(|(_, topic)| topic.announce_at <= now).map(|(database, _)| *database).collect();
-        for database in due {
+        while let Some((_, database)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             self.announce(database, locals, now);
         }
         for (peer, database) in self.hearing.deaf(now) {
@@ -271,8 +285,8 @@ impl GossipMachine {
 
     fn announce(&mut self, database: DatabaseId, locals: &Locals, now: Moment) {
         let next = now + self.jittered();
+        self.announce_at(database, next);
         let Some(topic) = self.topics.get_mut(&database) else { return };
-        topic.announce_at = next;
         topic.announced_at = Some(now);
         let Some(local) = locals.get(&database) else { return };
         topic.counter += 1;

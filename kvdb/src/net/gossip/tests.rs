@@ -166,7 +166,7 @@ fn r20_the_first_announcement_that_comes_through_starts_a_sync() {
     let mut announcements = Vec::new();
     for n in 1..=51 {
         a.put(db, 10, true, secs(n));
-        a.machine.topics.get_mut(&db).unwrap().announce_at = secs(n);
+        a.machine.announce_at(db, secs(n));
         announcements.extend(published(&a.handle(Input::Tick, secs(n))));
     }
     assert_eq!(announcements.len(), 51);
@@ -185,7 +185,7 @@ fn g05_announcements_of_an_earlier_boot_are_stale_too() {
     let (mut first, mut again, mut b) = (Node::new(1, db), Node::new(1, db), Node::new(2, db));
     again.machine.options.boot = 77;
     let announce = |node: &mut Node, n| {
-        node.machine.topics.get_mut(&db).unwrap().announce_at = secs(n);
+        node.machine.announce_at(db, secs(n));
         published(&node.handle(Input::Tick, secs(n))).remove(0)
     };
     let old = [announce(&mut first, 1), announce(&mut first, 2)];
