@@ -60,7 +60,10 @@ fn assert_equal(peers: &[Peer]) {
     let first = peers[0].db.stats().unwrap();
     for peer in peers {
         let stats = peer.db.stats().unwrap();
-        assert_eq!((stats.keys, stats.digest, stats.heads, stats.vv_hash), (first.keys, first.digest, first.heads, first.vv_hash));
+        assert_eq!(
+            (stats.keys, stats.digest, stats.heads, stats.vv_hash),
+            (first.keys, first.digest, first.heads, first.vv_hash)
+        );
     }
 }
 

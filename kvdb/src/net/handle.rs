@@ -1,0 +1,165 @@
+//! What the rest of the node sees of the network.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crdt::{DatabaseId, VersionVector};
+use libp2p::{Multiaddr, PeerId};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+/// One connected peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// The peer.
+    pub peer: PeerId,
+    /// Its addresses, as dialled or as it says.
+    pub addresses: Vec<Multiaddr>,
+    /// How long it has been connected.
+    pub connected_for: Duration,
+    /// Whether this node dialled it.
+    pub outgoing: bool,
+    /// Its software, by its own word.
+    pub agent: String,
+    /// Its protocol family, by its own word.
+    pub protocol: String,
+    /// Whether the sync stream stands.
+    pub syncing: bool,
+    /// The databases that both have open.
+    pub databases: Vec<DatabaseStatus>,
+    /// The last round-trip time.
+    pub round_trip: Option<Duration>,
+    /// How often it broke the protocol.
+    pub misbehaviour: u64,
+}
+
+/// One database with one peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DatabaseStatus {
+    /// The database.
+    pub database: DatabaseId,
+    /// By the last comparison this node lacks nothing that the peer has.
+    pub synced: bool,
+    /// New blocks go to the peer at once.
+    pub feeding: bool,
+    /// Bytes of blocks on their way to the peer.
+    pub in_flight: u64,
+    /// Both had the same blocks and yet different heads or digests, or two blocks of one name, at least once.
+    pub disagrees: bool,
+}
+
+/// Why a dial did not lead to a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DialError {
+    /// The network is closed.
+    #[error("the network is closed")]
+    Closed,
+    /// As many addresses as may be are dialled already.
+    #[error("already {limit} addresses to dial")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+    /// No connection came about.
+    #[error("cannot connect to {address}: {cause}")]
+    Failed {
+        /// The address.
+        address: Multiaddr,
+        /// Why, with the setting that it likely comes from.
+        cause: String,
+    },
+}
+
+/// What the driver tells the handles.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) listen: Vec<Multiaddr>,
+    pub(super) peers: Vec<PeerStatus>,
+    pub(super) counters: BTreeMap<&'static str, u64>,
+}
+
+/// What a handle asks of the driver.
+#[derive(Debug)]
+pub(super) enum Command {
+    Dial(Multiaddr, oneshot::Sender<Result<(), String>>, oneshot::Sender<bool>),
+    Durable(DatabaseId, oneshot::Sender<Vec<(PeerId, VersionVector)>>),
+    Close(oneshot::Sender<()>),
+}
+
+/// The running network. Cloning is cheap; when the last handle is dropped, the network goes on until the engine closes.
+#[derive(Debug, Clone)]
+pub struct NetHandle {
+    pub(super) peer: PeerId,
+    pub(super) shared: Arc<Mutex<Shared>>,
+    pub(super) commands: mpsc::Sender<Command>,
+}
+
+/// A poisoned lock only means that a reader panicked: the data are whole.
+pub(super) fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl NetHandle {
+    /// This node.
+    #[must_use]
+    pub fn peer_id(&self) -> PeerId {
+        self.peer
+    }
+
+    /// Where this node listens, ports resolved.
+    #[must_use]
+    pub fn listen_addresses(&self) -> Vec<Multiaddr> {
+        lock(&self.shared).listen.clone()
+    }
+
+    /// The connected peers, at most a fifth of a second old.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerStatus> {
+        lock(&self.shared).peers.clone()
+    }
+
+    /// Counts of what happened since the start, by name.
+    #[must_use]
+    pub fn counters(&self) -> BTreeMap<&'static str, u64> {
+        lock(&self.shared).counters.clone()
+    }
+
+    /// Connects to a peer; once it has succeeded, the peer is dialled again whenever it is lost.
+    ///
+    /// # Errors
+    /// When no connection came about.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the attempt going on.
+    pub async fn dial(&self, address: Multiaddr) -> Result<(), DialError> {
+        let ((reply, outcome), (taken, room)) = (oneshot::channel(), oneshot::channel());
+        let command = Command::Dial(address.clone(), reply, taken);
+        self.commands.send(command).await.map_err(|_| DialError::Closed)?;
+        if !room.await.map_err(|_| DialError::Closed)? {
+            return Err(DialError::TooMany { limit: super::limits::MAX_CONFIGURED_ADDRESSES });
+        }
+        let outcome = outcome.await.map_err(|_| DialError::Closed)?;
+        outcome.map_err(|cause| DialError::Failed { address, cause })
+    }
+
+    /// What each peer with this database has on disk, by its acks.
+    pub async fn durable(&self, database: DatabaseId) -> Vec<(PeerId, VersionVector)> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Durable(database, reply)).await.is_err() {
+            return Vec::new();
+        }
+        answer.await.unwrap_or_default()
+    }
+
+    /// Says good-bye and ends the network. Returns once nothing of it runs any more.
+    pub async fn close(&self) {
+        let (reply, done) = oneshot::channel();
+        if self.commands.send(Command::Close(reply)).await.is_ok() {
+            // An error says that the driver has ended already.
+            let _ = done.await;
+        }
+        self.commands.closed().await;
+    }
+}

@@ -1,0 +1,97 @@
+//! Limits of replication: everything that a peer can make this node keep, send or wait for.
+
+use std::time::Duration;
+
+use crdt::limits::MAX_BLOCK_BYTES;
+
+/// Most bytes of one sync frame without its length: a block of the largest size and its wrapping.
+pub const MAX_FRAME_BYTES: usize = MAX_BLOCK_BYTES + (64 << 10);
+/// Blocks of up to this many bytes share a frame; a larger block has its own.
+pub const BLOCKS_FRAME_BYTES: usize = 64 << 10;
+/// Most blocks in one frame.
+pub const MAX_FRAME_BLOCKS: usize = 4_096;
+/// Most version vector entries in one frame; longer lists are sent in parts.
+pub const MAX_FRAME_ENTRIES: usize = 2_048;
+/// Most version vector entries that a peer may have in one database.
+pub const MAX_HAVE_ENTRIES: usize = 262_144;
+/// Longest text of an error frame, in bytes.
+pub const MAX_ERROR_TEXT_BYTES: usize = 512;
+/// Bytes of blocks in flight for one database to one peer, before the receiver has merged some.
+pub const SYNC_CREDIT_BYTES: u64 = 256 << 10;
+/// Most credit that a peer may grant for one database.
+pub const MAX_SYNC_CREDIT_BYTES: u64 = 16 << 20;
+/// Bytes of frames handed to the writer of one peer and not yet written; above it no more of the log is read for it.
+pub const PEER_QUEUE_BYTES: usize = 512 << 10;
+/// Bytes of blocks of one peer, over all databases, that wait to be merged; above it nothing more is read from it.
+pub const PEER_UNMERGED_BYTES: usize = 8 << 20;
+/// Most databases that a node has open, or a peer may name.
+pub const MAX_OPEN_DATABASES: usize = 4_096;
+/// Live feeds per database.
+pub const MAX_FEEDS_PER_DATABASE: usize = 8;
+/// Most point look-ups to find where a peer's gap begins; with more gaps the log is read from its start.
+pub const MAX_START_LOOKUPS: usize = 1_024;
+
+/// Blocks up to this size are published whole by gossip.
+pub const MAX_GOSSIP_BLOCK_BYTES: usize = 32 << 10;
+/// Most bytes of one gossip message: a block that may be published whole, and its wrapping.
+pub const MAX_GOSSIP_MESSAGE_BYTES: usize = MAX_GOSSIP_BLOCK_BYTES + 1_024;
+/// Blocks that one database publishes by gossip each second; above it they are only announced.
+pub const GOSSIP_BLOCKS_PER_SECOND: u64 = 50;
+/// Bytes of blocks that one database publishes by gossip each second.
+pub const GOSSIP_BYTES_PER_SECOND: u64 = 1 << 20;
+/// Shortest time between two announcements of one database: 5 each second.
+pub const MIN_ANNOUNCE_GAP: Duration = Duration::from_millis(200);
+/// Publishers of announcements that are remembered per database.
+pub const MAX_PUBLISHERS_PER_DATABASE: usize = 1_024;
+/// Boots remembered per publisher, so that announcements of an earlier run are known as stale.
+pub const MAX_BOOTS_PER_PUBLISHER: usize = 4;
+/// Rebroadcast intervals without a word from a connected co-subscriber until it is synced with and connected anew.
+pub const DEAF_AFTER_INTERVALS: u32 = 3;
+/// Largest gossip frame, for the data and the control side: one burst may be larger than one message.
+pub const GOSSIP_FRAME_BYTES: usize = 1 << 20;
+
+/// Shortest time between two exchanges of version vectors with one peer about one database.
+pub const MIN_SYNC_GAP: Duration = Duration::from_millis(500);
+/// Longest back-off of exchanges that bring nothing; at least this often everything is compared.
+pub const MAX_SYNC_GAP: Duration = Duration::from_secs(600);
+
+/// A frame that has begun must be complete within this time.
+pub const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
+/// A peer that takes no byte of a waiting frame for this long is disconnected.
+pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A stream must bring its Hello within this time.
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
+/// Connections per peer: two, so that simultaneous dials do not kill each other.
+pub const MAX_CONNECTIONS_PER_PEER: u32 = 2;
+/// Connections in all; bootstrap peers are exempt.
+pub const MAX_CONNECTIONS: u32 = 512;
+/// Connections being accepted at once.
+pub const MAX_PENDING_INCOMING: u32 = 64;
+/// Connections being dialled at once.
+pub const MAX_PENDING_OUTGOING: u32 = 64;
+/// Longest wait until a bootstrap peer is dialled again; doubling from [`MIN_REDIAL`].
+pub const MAX_REDIAL: Duration = Duration::from_secs(30);
+/// First wait until a bootstrap peer is dialled again.
+pub const MIN_REDIAL: Duration = Duration::from_secs(1);
+/// A connection that lasted this long was a good one: the next redial waits [`MIN_REDIAL`] again.
+pub const STABLE_CONNECTION: Duration = Duration::from_secs(30);
+/// How long a peer's streams are refused after it broke the protocol, doubling each time.
+pub const MIN_PENALTY: Duration = Duration::from_secs(5);
+/// Longest refusal of a peer that broke the protocol.
+pub const MAX_PENALTY: Duration = Duration::from_secs(600);
+/// Peers whose misbehaviour is remembered.
+pub const MAX_REMEMBERED_PEERS: usize = 1_024;
+/// Addresses kept per peer.
+pub const MAX_PEER_ADDRESSES: usize = 16;
+/// Bootstrap addresses, listen addresses and allow-list entries, each.
+pub const MAX_CONFIGURED_ADDRESSES: usize = 1_024;
+/// Shortest and longest rebroadcast interval.
+pub const REBROADCAST_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3_600));
+/// Bytes of frames that wait for the writer of one peer; a peer that reads so little is disconnected.
+pub const WRITE_QUEUE_BYTES: usize = 32 << 20;
+/// How long a stream must be quiet before a replica with waiting blocks asks again.
+pub const SYNC_QUIET: Duration = Duration::from_millis(300);
+/// However busy a stream is, what was due is asked after this time.
+pub const MAX_SYNC_DELAY: Duration = Duration::from_secs(10);
+/// How long the larger peer id waits for the smaller one's first question.
+pub const FIRST_QUESTION_WAIT: Duration = Duration::from_secs(5);

@@ -1,0 +1,191 @@
+//! Streaming blocks both ways: reading the log, credit, round robin, acknowledgements.
+
+use super::session::Cursor;
+use super::*;
+use crate::net::limits::{BLOCKS_FRAME_BYTES, MAX_FRAME_BLOCKS, MAX_START_LOOKUPS, PEER_QUEUE_BYTES};
+
+impl SyncMachine {
+    /// The session may have something to do: let its peer's round robin look at it.
+    pub(super) fn make_ready(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let (peer, database) = (session.peer, session.database);
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.ready.insert(database);
+        }
+        self.pump(peer);
+        self.round_done(id);
+    }
+
+    /// Lets the peer's databases send in turn while there is room in its queue.
+    fn pump(&mut self, to: PeerId) {
+        while let Some(peer) = self.peers.get_mut(&to) {
+            if peer.queued >= PEER_QUEUE_BYTES {
+                return;
+            }
+            let after = peer.turn.and_then(|turn| peer.ready.range(turn..).find(|database| **database != turn).copied());
+            let Some(database) = after.or_else(|| peer.ready.first().copied()) else { return };
+            peer.turn = Some(database);
+            let id = peer.sessions.get(&database).copied();
+            if !id.is_some_and(|id| self.step(id)) {
+                if let Some(peer) = self.peers.get_mut(&to) {
+                    peer.ready.remove(&database);
+                }
+            }
+        }
+    }
+
+    /// Sends one frame or starts one read; `false` when there is nothing to do before something else happens.
+    fn step(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let mut blocks = Vec::new();
+        let mut frame_bytes = 0;
+        while let Some((dot, bytes)) = session.stash.front() {
+            let (dot, len) = (*dot, bytes.len());
+            if session.assumed.covers(&dot) {
+                session.stash.pop_front();
+                continue;
+            }
+            let full = blocks.len() >= MAX_FRAME_BLOCKS || frame_bytes + len > BLOCKS_FRAME_BYTES;
+            if (full && !blocks.is_empty()) || !session.may_send(len as u64) {
+                break;
+            }
+            session.assumed.raise(dot.replica, dot.seq);
+            session.in_flight.push_back((dot, len as u64));
+            session.in_flight_bytes += len as u64;
+            frame_bytes += len;
+            blocks.extend(session.stash.pop_front().map(|(_, bytes)| bytes));
+        }
+        let (peer, database) = (session.peer, session.database);
+        if !blocks.is_empty() {
+            let frame = Frame::Blocks { database, blocks };
+            if let Some(peer) = self.peers.get_mut(&peer) {
+                peer.queued += frame.size_hint();
+            }
+            self.send(peer, frame);
+            return true;
+        }
+        if session.wants_read() {
+            session.reading = true;
+            let from = match session.cursor {
+                Cursor::At(revision) => ReadFrom::Revision(revision),
+                Cursor::FirstMissing => first_missing(self.locals.get(&database), &session.assumed),
+            };
+            let max_bytes = usize::try_from(session.credit - session.in_flight_bytes).unwrap_or(usize::MAX);
+            let skip = session.assumed.clone();
+            self.out.push(Output::ReadLog { session: id, database, from, max_bytes, skip });
+        }
+        false
+    }
+
+    pub(super) fn log_read(&mut self, id: SessionId, chunk: Option<LogChunk>) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.reading = false;
+        let stale = std::mem::replace(&mut session.discard, false);
+        let revision = self.locals.get(&session.database).map_or(0, Local::revision);
+        match chunk {
+            // A store that cannot read has poisoned the node; the next comparison tries again.
+            None => {
+                session.round = false;
+                session.cursor = Cursor::FirstMissing;
+                return;
+            }
+            Some(_) if stale => {}
+            Some(chunk) => {
+                session.stash.extend(chunk.blocks.into_iter().map(|(_, dot, bytes)| (dot, bytes)));
+                session.cursor = Cursor::At(chunk.next);
+                session.caught_up = chunk.end && revision < chunk.next;
+            }
+        }
+        self.make_ready(id);
+    }
+
+    pub(super) fn written(&mut self, peer: PeerId, bytes: usize) {
+        if let Some(state) = self.peers.get_mut(&peer) {
+            state.queued = state.queued.saturating_sub(bytes);
+            self.pump(peer);
+        }
+    }
+
+    pub(super) fn acked(&mut self, id: SessionId, consumed: u64, durable: &[(ReplicaId, u64)]) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let peer = session.peer;
+        let falls = durable.iter().any(|(replica, seq)| session.durable.get(replica) > *seq);
+        if falls || consumed < session.taken || consumed > session.taken + session.in_flight_bytes {
+            self.misbehaved(peer, Misbehaviour::Ack);
+            return;
+        }
+        let mut bytes = consumed - session.taken;
+        session.taken = consumed;
+        session.in_flight_bytes -= bytes;
+        while let Some((_, left)) = session.in_flight.front_mut().filter(|_| bytes > 0) {
+            let part = bytes.min(*left);
+            bytes -= part;
+            *left -= part;
+            if *left == 0 {
+                session.in_flight.pop_front();
+            }
+        }
+        for (replica, seq) in durable {
+            session.durable.raise(*replica, *seq);
+            session.assumed.raise(*replica, *seq);
+        }
+        self.make_ready(id);
+    }
+
+    pub(super) fn blocks(&mut self, from: PeerId, database: DatabaseId, blocks: Vec<Block>) {
+        let Some(id) = self.target(from, database) else { return };
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let mut bytes = 0;
+        let mut wrong = None;
+        for block in &blocks {
+            let len = block.bytes().len() as u64;
+            let waiting = session.received - session.consumed;
+            if block.database() != database {
+                wrong = Some(Misbehaviour::ForeignBlock);
+            } else if waiting != 0 && waiting + len > SYNC_CREDIT_BYTES {
+                wrong = Some(Misbehaviour::Credit);
+            }
+            bytes += len;
+            session.received += len;
+            // A peer sends what it has merged, and so has everything of that writer before.
+            session.assumed.raise(block.dot().replica, block.dot().seq);
+        }
+        session.received_at = Some(self.now);
+        if let Some(how) = wrong {
+            self.misbehaved(from, how);
+            return;
+        }
+        self.out.push(Output::Deliver { session: id, database, peer: from, blocks, bytes });
+    }
+
+    pub(super) fn delivered(&mut self, id: SessionId, bytes: u64, delivery: Option<Delivery>) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.consumed += bytes;
+        let (peer, database, consumed) = (session.peer, session.database, session.consumed);
+        // In quarters, so that a stream of small blocks is not answered by one frame each; at once when nothing waits.
+        if consumed == session.received || consumed - session.told >= SYNC_CREDIT_BYTES / 4 {
+            session.told = consumed;
+            self.send(peer, Frame::Ack { database, consumed, durable: Vec::new() });
+        }
+        match delivery {
+            Some(delivery) => {
+                if !delivery.disagreements.is_empty() {
+                    self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
+                }
+                if delivery.held > 0 || delivery.dropped > 0 {
+                    self.unsettled(id);
+                }
+            }
+            None => self.unsettled(id),
+        }
+    }
+}
+
+/// The first block that is missing of each writer: the lowest of their revisions is where to begin.
+fn first_missing(local: Option<&Local>, theirs: &VersionVector) -> ReadFrom {
+    let entries = local.into_iter().flat_map(|local| local.vv().iter());
+    let behind = entries.filter(|(replica, seq)| theirs.get(replica) < *seq);
+    let dots: Vec<Dot> =
+        behind.map(|(replica, _)| Dot { replica, seq: theirs.get(&replica) + 1 }).take(MAX_START_LOOKUPS + 1).collect();
+    if theirs.is_empty() || dots.len() > MAX_START_LOOKUPS { ReadFrom::Revision(1) } else { ReadFrom::Lowest(dots) }
+}

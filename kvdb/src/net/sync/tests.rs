@@ -1,0 +1,678 @@
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crdt::{PendingLimits, Source};
+use quickcheck::quickcheck;
+
+use super::*;
+use crate::net::limits::{MAX_FRAME_BYTES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
+use crate::net::testing::{ToyEngine, database};
+use crate::net::wire::{HaveKind, Hello, Summary};
+
+fn peer(n: u8) -> PeerId {
+    let mut seed = [n; 32];
+    let secret = libp2p::identity::ed25519::SecretKey::try_from_bytes(&mut seed).unwrap();
+    libp2p::identity::Keypair::from(libp2p::identity::ed25519::Keypair::from(secret)).public().to_peer_id()
+}
+
+/// What is on its way to a node: from the network, from its engine, from its store.
+enum Job {
+    Input(Input),
+    Deliver(SessionId, DatabaseId, PeerId, Vec<Block>, u64),
+    Read(SessionId, DatabaseId, ReadFrom, usize, VersionVector),
+}
+
+struct Node {
+    id: PeerId,
+    engine: ToyEngine,
+    machine: SyncMachine,
+    /// From the network, in order per sender.
+    links: BTreeMap<PeerId, VecDeque<Frame>>,
+    jobs: Vec<Job>,
+    reports: Vec<Report>,
+    cut: Vec<(PeerId, DisconnectReason)>,
+    sent: BTreeMap<&'static str, usize>,
+    most_queued: usize,
+}
+
+/// A few nodes and a network that reorders between peers, but not on one stream.
+struct World {
+    nodes: Vec<Node>,
+    now: Moment,
+    random: u64,
+}
+
+impl World {
+    fn new(engines: Vec<ToyEngine>, seed: u64) -> Self {
+        let nodes = engines.into_iter().zip(1..).map(|(engine, n)| Node {
+            id: peer(n),
+            engine,
+            machine: SyncMachine::new(peer(n)),
+            links: BTreeMap::new(),
+            jobs: Vec::new(),
+            reports: Vec::new(),
+            cut: Vec::new(),
+            sent: BTreeMap::new(),
+            most_queued: 0,
+        });
+        Self { nodes: nodes.collect(), now: Duration::ZERO, random: seed }
+    }
+
+    fn of(n: u8) -> Self {
+        Self::new((1..=n).map(ToyEngine::new).collect(), 1)
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.random >> 33).unwrap() % below
+    }
+
+    fn index(&self, id: &PeerId) -> usize {
+        self.nodes.iter().position(|node| node.id == *id).unwrap()
+    }
+
+    fn input(&mut self, n: usize, input: Input) {
+        let outputs = self.nodes[n].machine.handle(input, self.now);
+        let from = self.nodes[n].id;
+        for output in outputs {
+            match output {
+                Output::Send(to, frame) => {
+                    let kind = match &frame {
+                        Frame::Blocks { .. } => "blocks",
+                        Frame::Have { .. } => "have",
+                        Frame::HaveList { .. } => "list",
+                        _ => "other",
+                    };
+                    *self.nodes[n].sent.entry(kind).or_default() += 1;
+                    assert!(frame.encode().len() <= MAX_FRAME_BYTES);
+                    let to = self.index(&to);
+                    // A frame to a node that has dropped the stream is lost.
+                    if let Some(link) = self.nodes[to].links.get_mut(&from) {
+                        link.push_back(frame);
+                    }
+                    let queued = self.nodes[to]
+                        .links
+                        .get(&from)
+                        .map_or(0, |link| link.iter().filter(|f| matches!(f, Frame::Blocks { .. })).map(Frame::size_hint).sum());
+                    self.nodes[n].most_queued = self.nodes[n].most_queued.max(queued);
+                }
+                Output::Deliver { session, database, peer, blocks, bytes } => {
+                    self.nodes[n].jobs.push(Job::Deliver(session, database, peer, blocks, bytes));
+                }
+                Output::ReadLog { session, database, from, max_bytes, skip } => {
+                    self.nodes[n].jobs.push(Job::Read(session, database, from, max_bytes, skip));
+                }
+                Output::Disconnect(peer, reason) => self.nodes[n].cut.push((peer, reason)),
+                Output::Report(report) => self.nodes[n].reports.push(report),
+            }
+        }
+    }
+
+    fn news(&mut self, n: usize, news: News) {
+        self.nodes[n].jobs.push(Job::Input(Input::News(news)));
+    }
+
+    fn open(&mut self, n: usize, db: DatabaseId) {
+        let news = self.nodes[n].engine.open(db);
+        self.input(n, Input::News(news));
+    }
+
+    fn put(&mut self, n: usize, db: DatabaseId, key: &str, len: usize) {
+        let (_, news) = self.nodes[n].engine.put(db, key, &vec![7; len]);
+        self.news(n, news);
+    }
+
+    fn connect(&mut self, a: usize, b: usize) {
+        let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
+        self.nodes[a].links.insert(id_b, VecDeque::new());
+        self.nodes[b].links.insert(id_a, VecDeque::new());
+        self.input(a, Input::PeerUp(id_b));
+        self.input(b, Input::PeerUp(id_a));
+    }
+
+    fn disconnect(&mut self, a: usize, b: usize) {
+        let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
+        self.nodes[a].links.remove(&id_b);
+        self.nodes[b].links.remove(&id_a);
+        self.input(a, Input::PeerDown(id_b));
+        self.input(b, Input::PeerDown(id_a));
+    }
+
+    /// The process dies and starts again: the store stays, everything else is new.
+    fn restart(&mut self, n: usize, databases: &[DatabaseId]) {
+        for other in 0..self.nodes.len() {
+            if other != n && self.nodes[other].links.contains_key(&self.nodes[n].id) {
+                self.disconnect(n, other);
+            }
+        }
+        let seed = u8::try_from(n).unwrap() + 100;
+        let store = std::mem::take(&mut self.nodes[n].engine.store);
+        self.nodes[n].engine = ToyEngine::new(seed);
+        self.nodes[n].engine.store = store;
+        self.nodes[n].machine = SyncMachine::new(self.nodes[n].id);
+        self.nodes[n].jobs.clear();
+        databases.iter().for_each(|db| self.open(n, *db));
+    }
+
+    fn job(&mut self, n: usize, job: Job) {
+        match job {
+            Job::Input(input) => self.input(n, input),
+            Job::Deliver(session, db, from, blocks, bytes) => {
+                let source = Source(u64::from(from.to_bytes()[10]));
+                let (delivery, news) = self.nodes[n].engine.deliver(db, blocks, source);
+                news.into_iter().for_each(|news| self.news(n, news));
+                self.input(n, Input::Delivered(session, bytes, Some(delivery)));
+            }
+            Job::Read(session, db, from, max_bytes, skip) => {
+                let engine = &self.nodes[n].engine;
+                let from = match from {
+                    ReadFrom::Revision(revision) => revision,
+                    ReadFrom::Lowest(dots) => dots.iter().filter_map(|dot| engine.revision_of(&db, dot)).min().unwrap_or(1),
+                };
+                let chunk = engine.read_log(&db, from, max_bytes, &|dot| skip.covers(dot));
+                self.input(n, Input::LogRead(session, Some(chunk)));
+            }
+        }
+    }
+
+    /// One thing that can happen now, chosen at random; `false` when there is none.
+    fn step(&mut self) -> bool {
+        let mut choices = Vec::new();
+        for (n, node) in self.nodes.iter().enumerate() {
+            choices.extend((!node.jobs.is_empty()).then_some((n, None)));
+            choices.extend(node.links.iter().filter(|(_, link)| !link.is_empty()).map(|(from, _)| (n, Some(*from))));
+        }
+        if choices.is_empty() {
+            return false;
+        }
+        let (n, from) = choices[self.random(choices.len())];
+        match from {
+            None => {
+                // In order, as engine and store answer, but any of the two first: a read may pass a delivery.
+                let which = self.random(2).min(self.nodes[n].jobs.len() - 1);
+                let same = matches!(
+                    (&self.nodes[n].jobs[0], &self.nodes[n].jobs[which]),
+                    (Job::Input(_), Job::Input(_)) | (Job::Deliver(..), Job::Deliver(..))
+                );
+                let job = self.nodes[n].jobs.remove(if same { 0 } else { which });
+                self.job(n, job);
+            }
+            Some(from) => {
+                let frame = self.nodes[n].links.get_mut(&from).unwrap().pop_front().unwrap();
+                let size = frame.size_hint();
+                let written = matches!(frame, Frame::Blocks { .. });
+                self.receive(n, from, frame);
+                if written {
+                    let sender = self.index(&from);
+                    let to = self.nodes[n].id;
+                    self.input(sender, Input::Written(to, size));
+                }
+            }
+        }
+        true
+    }
+
+    fn receive(&mut self, n: usize, from: PeerId, frame: Frame) {
+        let input = match Frame::decode(frame.encode()).unwrap() {
+            Frame::Blocks { database, blocks } => {
+                // Signatures are not what these tests are about.
+                let blocks = blocks.into_iter().map(|bytes| Block::from_store(bytes).unwrap()).collect();
+                Input::Blocks(from, database, blocks)
+            }
+            frame => Input::Frame(from, frame),
+        };
+        self.input(n, input);
+    }
+
+    /// Runs until nothing happens before the slow comparisons.
+    fn settle(&mut self) {
+        for _ in 0..2_000_000 {
+            if self.step() {
+                continue;
+            }
+            let wake = self.nodes.iter().filter_map(|node| node.machine.wake()).min();
+            match wake {
+                Some(at) if at < self.now + MAX_SYNC_GAP / 4 => {
+                    self.now = at.max(self.now);
+                    (0..self.nodes.len()).for_each(|n| self.input(n, Input::Tick));
+                }
+                _ => return,
+            }
+        }
+        panic!("never quiet");
+    }
+
+    fn equal(&self, db: &DatabaseId) -> bool {
+        let all: Vec<_> = self.nodes.iter().map(|node| node.engine.replica(db)).collect();
+        all.iter().all(|replica| {
+            replica.vv() == all[0].vv() && replica.heads() == all[0].heads() && replica.meta().digest == all[0].meta().digest
+        })
+    }
+
+    fn assert_equal(&self, db: &DatabaseId) {
+        let vvs: Vec<_> = self.nodes.iter().map(|node| node.engine.replica(db).vv()).collect();
+        assert!(self.equal(db), "{vvs:?}");
+        for node in &self.nodes {
+            assert_eq!(node.engine.replica(db).pending(), (0, 0));
+            assert!(node.cut.is_empty(), "{:?}", node.cut);
+        }
+    }
+}
+
+#[test]
+fn d13_opening_and_connecting_syncs_without_any_write() {
+    let mut world = World::of(2);
+    let db = database("d");
+    (0..2).for_each(|n| world.open(n, db));
+    world.put(0, db, "/a", 10);
+    world.put(1, db, "/b", 10);
+    world.settle();
+    assert!(!world.equal(&db));
+    world.connect(0, 1);
+    world.settle();
+    world.assert_equal(&db);
+    assert!(world.now < Duration::from_secs(2), "{:?}", world.now);
+    for (n, other) in [(0, 1), (1, 0)] {
+        assert_eq!(world.nodes[n].reports, [Report::Synced(world.nodes[other].id, db)]);
+        let durable = world.nodes[n].machine.durable(&world.nodes[other].id, &db);
+        assert_eq!(durable, Some(&world.nodes[n].engine.replica(&db).vv()));
+    }
+}
+
+#[test]
+fn a_live_feed_carries_each_new_block_once_and_not_back() {
+    let mut world = World::of(2);
+    let db = database("d");
+    (0..2).for_each(|n| world.open(n, db));
+    world.connect(0, 1);
+    world.settle();
+    world.nodes.iter_mut().for_each(|node| node.sent.clear());
+    for i in 0..20 {
+        world.put(0, db, &format!("/k{i}"), 10);
+        while world.step() {}
+    }
+    assert!(world.equal(&db));
+    assert_eq!(world.nodes[0].sent.get("blocks"), Some(&20));
+    assert_eq!(world.nodes[1].sent.get("blocks"), None);
+    assert_eq!(world.nodes[0].sent.get("have"), None);
+}
+
+#[test]
+fn d01_a_catch_up_cut_anywhere_goes_on_after_the_fault_without_a_write() {
+    for steps in [20, 200, 500, 1_500] {
+        for kill in [false, true] {
+            let mut world = World::of(2);
+            let db = database("d");
+            (0..2).for_each(|n| world.open(n, db));
+            for i in 0..400 {
+                world.put(0, db, &format!("/k{i}"), 2_000);
+            }
+            world.connect(0, 1);
+            for _ in 0..steps {
+                world.step();
+            }
+            if kill {
+                world.restart(1, &[db]);
+            } else {
+                world.disconnect(0, 1);
+            }
+            world.settle();
+            assert!(!world.equal(&db) || steps > 1_000);
+            world.connect(0, 1);
+            world.settle();
+            world.assert_equal(&db);
+        }
+    }
+}
+
+#[test]
+fn d06_two_heads_at_once_end_as_one_head() {
+    for seed in 0..50 {
+        let mut world = World::new((1..=3).map(ToyEngine::new).collect(), seed);
+        let db = database("d");
+        (0..3).for_each(|n| world.open(n, db));
+        [(0, 1), (0, 2), (1, 2)].into_iter().for_each(|(a, b)| world.connect(a, b));
+        world.settle();
+        world.put(0, db, "/a", 10);
+        for _ in 0..seed {
+            world.step();
+        }
+        world.put(0, db, "/a", 10);
+        world.settle();
+        world.assert_equal(&db);
+        assert_eq!(world.nodes[2].engine.replica(&db).heads().len(), 1);
+    }
+}
+
+#[test]
+fn d12_a_restarted_node_keeps_and_spreads_its_own_last_write() {
+    let mut world = World::of(2);
+    let dbs = [database("x"), database("y"), database("z")];
+    for db in dbs {
+        (0..2).for_each(|n| world.open(n, db));
+    }
+    world.connect(0, 1);
+    for db in dbs {
+        (0..50).for_each(|i| world.put(i % 2, db, &format!("/k{i}"), 100));
+    }
+    world.settle();
+    world.disconnect(0, 1);
+    world.put(0, dbs[0], "/own", 1);
+    let own = world.nodes[0].engine.replica(&dbs[0]).vv();
+    world.restart(0, &[]);
+    world.connect(0, 1);
+    world.put(1, dbs[0], "/k1", 5);
+    while world.step() {}
+    dbs.iter().for_each(|db| world.open(0, *db));
+    world.settle();
+    for db in dbs {
+        world.assert_equal(&db);
+    }
+    assert!(world.nodes[1].engine.replica(&dbs[0]).vv().dominates(&own));
+}
+
+/// Hands a block to a node as gossip does.
+fn gossip(world: &mut World, n: usize, db: DatabaseId, block: Block) {
+    let (_, news) = world.nodes[n].engine.deliver(db, vec![block], Source(9));
+    news.into_iter().for_each(|news| world.news(n, news));
+}
+
+#[test]
+fn d18_blocks_that_cannot_merge_are_asked_for_without_any_write() {
+    let tight = PendingLimits { blocks: 3, bytes: 1 << 20, source_bytes: 1 << 20, source_blocks: 2 };
+    let mut world = World::new(vec![ToyEngine::new(1), ToyEngine::new(2).with_limits(tight)], 3);
+    let db = database("d");
+    (0..2).for_each(|n| world.open(n, db));
+    world.connect(0, 1);
+    world.settle();
+    // Thirty blocks whose feed is lost, by pretending that they are on their way; then one that arrives.
+    for i in 0..30 {
+        let (block, news) = world.nodes[0].engine.put(db, &format!("/k{i}"), b"v");
+        let peer = world.nodes[1].id;
+        let id = world.nodes[0].machine.peers[&peer].sessions[&db];
+        world.nodes[0].machine.sessions.get_mut(&id).unwrap().assumed.raise(block.dot().replica, block.dot().seq);
+        world.news(0, news);
+    }
+    world.put(0, db, "/last", 1);
+    while world.step() {}
+    assert_eq!(world.nodes[1].engine.replica(&db).pending().0, 1);
+    world.settle();
+    world.assert_equal(&db);
+}
+
+#[test]
+fn r20_an_announcement_of_what_was_never_seen_brings_everything() {
+    let mut world = World::of(2);
+    let db = database("d");
+    (0..2).for_each(|n| world.open(n, db));
+    world.connect(0, 1);
+    world.settle();
+    for i in 0..50 {
+        let (block, news) = world.nodes[0].engine.put(db, &format!("/k{i}"), b"v");
+        let peer = world.nodes[1].id;
+        let id = world.nodes[0].machine.peers[&peer].sessions[&db];
+        world.nodes[0].machine.sessions.get_mut(&id).unwrap().assumed.raise(block.dot().replica, block.dot().seq);
+        world.news(0, news);
+    }
+    world.settle();
+    assert!(!world.equal(&db));
+    let (from, hash) = (world.nodes[0].id, world.nodes[0].engine.replica(&db).vv().hash());
+    world.input(1, Input::StartSync(db, from, Some(hash)));
+    world.settle();
+    world.assert_equal(&db);
+}
+
+#[test]
+fn d20_gossip_and_feed_and_writes_at_once_give_one_state() {
+    for seed in 0..20 {
+        let mut world = World::new((1..=2).map(ToyEngine::new).collect(), seed);
+        let db = database("d");
+        (0..2).for_each(|n| world.open(n, db));
+        world.connect(0, 1);
+        for i in 0..60 {
+            let (block, news) = world.nodes[0].engine.put(db, &format!("/k{}", i % 5), b"v");
+            world.news(0, news);
+            if i % 3 == 0 {
+                gossip(&mut world, 1, db, block);
+            }
+            world.put(1, db, &format!("/k{}", i % 5), 3);
+            for _ in 0..i % 7 {
+                world.step();
+            }
+        }
+        world.settle();
+        world.assert_equal(&db);
+    }
+}
+
+#[test]
+fn g03_blocks_larger_than_credit_and_frame_pass_one_at_a_time() {
+    let mut world = World::of(2);
+    let db = database("d");
+    (0..2).for_each(|n| world.open(n, db));
+    for (i, len) in [300_000, 10, 1 << 20, 262_000, 262_144, 70_000, 65_536].into_iter().enumerate() {
+        world.put(0, db, &format!("/k{i}"), len);
+    }
+    world.connect(0, 1);
+    world.settle();
+    world.assert_equal(&db);
+}
+
+#[test]
+fn r02_a_database_that_is_never_merged_stops_no_other_and_memory_is_bounded() {
+    let mut world = World::of(2);
+    let (slow, quick) = (database("slow"), database("quick"));
+    for db in [slow, quick] {
+        (0..2).for_each(|n| world.open(n, db));
+        (0..300).for_each(|i| world.put(0, db, &format!("/k{i}"), 10_000));
+    }
+    world.connect(0, 1);
+    let mut held = Vec::new();
+    for _ in 0..50_000 {
+        // Node 1's engine takes nothing of the slow database.
+        let jobs = std::mem::take(&mut world.nodes[1].jobs);
+        for job in jobs {
+            match job {
+                Job::Deliver(_, db, ..) if db == slow => held.push(job),
+                job => world.nodes[1].jobs.push(job),
+            }
+        }
+        if !world.step() {
+            break;
+        }
+    }
+    assert_eq!(world.nodes[0].engine.replica(&quick).vv(), world.nodes[1].engine.replica(&quick).vv());
+    let bytes: u64 = held.iter().map(|job| if let Job::Deliver(_, _, _, _, bytes) = job { *bytes } else { 0 }).sum();
+    assert!(bytes > 200_000 && bytes <= SYNC_CREDIT_BYTES, "{bytes}");
+    assert!(world.nodes[0].most_queued <= PEER_QUEUE_BYTES + 128 * 1024);
+    world.nodes[1].jobs.extend(held);
+    world.settle();
+    world.assert_equal(&slow);
+}
+
+#[test]
+fn only_the_nearest_peers_are_fed_and_the_others_are_equal_after_an_announcement() {
+    let mut world = World::of(11);
+    let db = database("d");
+    (0..11).for_each(|n| world.open(n, db));
+    (1..11).for_each(|n| world.connect(0, n));
+    world.settle();
+    world.put(0, db, "/k", 1);
+    while world.step() {}
+    let behind: Vec<usize> = (1..11).filter(|n| world.nodes[*n].engine.replica(&db).vv().is_empty()).collect();
+    assert_eq!(behind.len(), 10 - 8);
+    let (from, hash) = (world.nodes[0].id, world.nodes[0].engine.replica(&db).vv().hash());
+    behind.iter().for_each(|n| world.input(*n, Input::StartSync(db, from, Some(hash))));
+    world.settle();
+    world.assert_equal(&db);
+}
+
+#[test]
+fn closing_and_opening_while_frames_fly_starts_over() {
+    for seed in 0..40 {
+        let mut world = World::new((1..=2).map(ToyEngine::new).collect(), seed);
+        let db = database("d");
+        (0..2).for_each(|n| world.open(n, db));
+        (0..100).for_each(|i| world.put(i % 2, db, &format!("/k{i}"), 3_000));
+        world.connect(0, 1);
+        for i in 0..6 {
+            for _ in 0..30 {
+                world.step();
+            }
+            for n in 0..2 {
+                if (seed >> (2 * i + n)) & 1 == 1 {
+                    let n = usize::try_from(n).unwrap();
+                    world.input(n, Input::News(News::Closed(db)));
+                    world.nodes[n].jobs.clear();
+                    world.open(n, db);
+                }
+            }
+        }
+        world.settle();
+        world.assert_equal(&db);
+    }
+}
+
+fn hello() -> Frame {
+    Frame::Hello(Hello { version: 1, features: 0, max_frame_bytes: MAX_FRAME_BYTES as u64, credit_bytes: 262_144 })
+}
+
+/// A node with one database of one block, and a peer that says what the test says.
+fn against(frames: Vec<Frame>) -> World {
+    let mut world = World::of(2);
+    let db = database("d");
+    world.open(0, db);
+    world.put(0, db, "/a", 1);
+    while world.step() {}
+    let other = world.nodes[1].id;
+    world.input(0, Input::PeerUp(other));
+    for frame in frames {
+        world.receive(0, other, frame);
+    }
+    world
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
+    let (db, other) = (database("d"), database("other"));
+    let summary = Summary { vv_hash: [1; 32], count: 1, heads_hash: [1; 32], digest: crdt::Digest(1) };
+    let version = Frame::Hello(Hello { version: 2, features: 0, max_frame_bytes: 1, credit_bytes: 1 });
+    let small = Frame::Hello(Hello { version: 1, features: 0, max_frame_bytes: 1, credit_bytes: 1 });
+    let many = Summary { count: MAX_HAVE_ENTRIES as u64 + 1, ..summary };
+    let ack = |consumed, seq| Frame::Ack { database: db, consumed, durable: vec![(ReplicaId([1; 16]), seq)] };
+    let block = |name: &str, len: usize| {
+        let mut engine = ToyEngine::new(9);
+        engine.open(database(name));
+        engine.put(database(name), "/k", &vec![0; len]).0.bytes().clone()
+    };
+    let blocks = |blocks| Frame::Blocks { database: db, blocks };
+    let have = |summary| Frame::Have { database: db, kind: HaveKind::Question, summary };
+    let unasked = Frame::Have { database: db, kind: HaveKind::Answer, summary };
+    let misbehaved = DisconnectReason::Misbehaved;
+    let limit = DisconnectReason::Limit {
+        what: "the number of version vector entries",
+        value: MAX_HAVE_ENTRIES as u64 + 1,
+        limit: MAX_HAVE_ENTRIES as u64,
+    };
+    let what = "the largest frame in bytes";
+    let frame = DisconnectReason::Limit { what, value: 1, limit: MAX_FRAME_BYTES as u64 };
+    let answers = |n| std::iter::repeat_n(unasked.clone(), n);
+    for (frames, reason) in [
+        (vec![Frame::Open(db)], misbehaved(Misbehaviour::BeforeHello)),
+        (vec![blocks(vec![block("d", 1)])], misbehaved(Misbehaviour::BeforeHello)),
+        (vec![hello(), hello()], misbehaved(Misbehaviour::SecondHello)),
+        (vec![version], DisconnectReason::Version { theirs: 2 }),
+        (vec![small], frame),
+        (vec![hello(), Frame::HaveList { database: other, entries: vec![], last: true }], misbehaved(Misbehaviour::NotOpen)),
+        (vec![hello(), Frame::Open(db), blocks(vec![block("other", 1)])], misbehaved(Misbehaviour::ForeignBlock)),
+        (
+            vec![hello(), Frame::Open(db), blocks(vec![block("d", 200_000)]), blocks(vec![block("d", 200_000)])],
+            misbehaved(Misbehaviour::Credit),
+        ),
+        (vec![hello(), Frame::Open(db), ack(0, 5), ack(0, 4)], misbehaved(Misbehaviour::Ack)),
+        (vec![hello(), Frame::Open(db), ack(1, 5)], misbehaved(Misbehaviour::Ack)),
+        (vec![hello(), Frame::Open(db), have(many)], limit),
+        ([hello(), Frame::Open(db)].into_iter().chain(answers(3)).collect(), misbehaved(Misbehaviour::Unasked)),
+    ] {
+        let mut world = against(frames.clone());
+        let other = world.nodes[1].id;
+        assert_eq!(world.nodes[0].cut, [(other, reason)], "{frames:?}");
+        // What else it says is not looked at.
+        world.receive(0, other, Frame::Open(db));
+        assert_eq!(world.nodes[0].cut.len(), 1);
+        assert!(world.nodes[0].machine.sessions.is_empty() && world.nodes[0].machine.timers.is_empty());
+    }
+}
+
+#[test]
+fn equal_vectors_with_another_digest_are_reported() {
+    let mut world = against(vec![hello(), Frame::Open(database("d"))]);
+    let db = database("d");
+    let ours = world.nodes[0].machine.locals()[&db].summary();
+    let theirs = Summary { digest: crdt::Digest(1), ..ours };
+    let other = world.nodes[1].id;
+    world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
+    assert_eq!(world.nodes[0].reports, [Report::Disagreement(other, db)]);
+}
+
+#[test]
+fn a_difference_that_never_heals_is_asked_about_less_and_less() {
+    let mut world = against(vec![hello(), Frame::Open(database("d"))]);
+    let (db, other) = (database("d"), world.nodes[1].id);
+    let theirs = Summary { vv_hash: [1; 32], count: 1, heads_hash: [1; 32], digest: crdt::Digest(1) };
+    let entries = vec![(ReplicaId([1; 16]), 1)];
+    world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
+    world.receive(0, other, Frame::HaveList { database: db, entries: entries.clone(), last: true });
+    let mut questions = 0;
+    while world.now < Duration::from_secs(3_600) {
+        world.now = world.nodes[0].machine.wake().unwrap();
+        let before = world.nodes[0].sent["have"];
+        world.input(0, Input::Tick);
+        while world.step() {}
+        if world.nodes[0].sent["have"] > before {
+            questions += 1;
+            world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Answer, summary: theirs });
+            world.receive(0, other, Frame::HaveList { database: db, entries: entries.clone(), last: true });
+        }
+    }
+    assert!((12..=30).contains(&questions), "{questions}");
+}
+
+quickcheck! {
+    fn nodes_with_any_faults_are_equal_in_the_end(seed: u64, script: Vec<(u8, u8)>) -> bool {
+        let mut world = World::new((1..=4).map(ToyEngine::new).collect(), seed);
+        let dbs = [database("a"), database("b")];
+        for db in dbs {
+            (0..4).for_each(|n| world.open(n, db));
+        }
+        let pairs = [(0, 1), (0, 2), (1, 3), (2, 3)];
+        for (what, with) in script {
+            let n = usize::from(with) % 4;
+            let (a, b) = pairs[n];
+            let linked = world.nodes[a].links.contains_key(&world.nodes[b].id);
+            match what % 8 {
+                0 if !linked => world.connect(a, b),
+                1 if linked => world.disconnect(a, b),
+                2 => world.restart(n, &dbs),
+                3 => (0..30).for_each(|i| world.put(n, dbs[i % 2], &format!("/k{i}"), 4_000)),
+                4 => (0..300).for_each(|_| { world.step(); }),
+                5 => { world.now += Duration::from_millis(400); world.input(n, Input::Tick); }
+                _ => {
+                    world.put(n, dbs[usize::from(what) % 2], &format!("/k{with}"), 10);
+                    (0..what % 16).for_each(|_| { world.step(); });
+                }
+            }
+        }
+        for (a, b) in pairs {
+            if !world.nodes[a].links.contains_key(&world.nodes[b].id) {
+                world.connect(a, b);
+            }
+        }
+        world.settle();
+        // What the feeds did not carry is announced every interval.
+        for db in dbs {
+            world.assert_equal(&db);
+        }
+        true
+    }
+}

@@ -1,0 +1,191 @@
+//! A toy engine for tests: replicas on a store in memory.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use crdt::testing::MemoryStore;
+use crdt::{
+    Block, Change, DatabaseId, DatabaseName, Dot, Durability, Ed25519Signer, Effect, Env, Input, Key, LocalOp, LocalWrite,
+    PendingLimits, Replica, Source, Step, Store, Token, View, WallTime,
+};
+use tokio::sync::mpsc;
+
+use super::port::{Backend, BackendError};
+use crate::engine::port::{Delivery, LogChunk, News, Progress, WriteError};
+
+pub(crate) fn database(name: &str) -> DatabaseId {
+    DatabaseId::of(&DatabaseName::parse(name).unwrap(), 0)
+}
+
+pub(crate) struct ToyEngine {
+    pub(crate) store: MemoryStore,
+    replicas: BTreeMap<DatabaseId, Replica>,
+    signer: Ed25519Signer,
+    random: u64,
+    limits: PendingLimits,
+}
+
+impl ToyEngine {
+    pub(crate) fn new(seed: u8) -> Self {
+        Self {
+            store: MemoryStore::default(),
+            replicas: BTreeMap::new(),
+            signer: Ed25519Signer::from_seed([seed; 32]),
+            random: u64::from(seed) << 32,
+            limits: PendingLimits::default(),
+        }
+    }
+
+    pub(crate) fn with_limits(mut self, limits: PendingLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Opens a database anew from what the store has.
+    pub(crate) fn open(&mut self, id: DatabaseId) -> News {
+        self.store.create(id);
+        let state = self.store.view(&id).unwrap().state().unwrap();
+        let vv: Vec<_> = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
+        let replica = Replica::resume(id, state, self.limits);
+        let progress = Progress { durable: vv.clone(), vv, ..progress(&replica) };
+        self.replicas.insert(id, replica);
+        News::Opened(id, progress)
+    }
+
+    pub(crate) fn replica(&self, id: &DatabaseId) -> &Replica {
+        &self.replicas[id]
+    }
+
+    pub(crate) fn put(&mut self, id: DatabaseId, key: &str, value: &[u8]) -> (Block, News) {
+        let change = Change::Put { value: Bytes::copy_from_slice(value), expiry: None };
+        let ops = vec![LocalOp { key: Key::parse(key).unwrap(), change }];
+        let (effects, news) = self.turn(id, Input::Write(vec![LocalWrite { token: Token(0), request: None, ops }]));
+        let sealed = effects.into_iter().find_map(|effect| match effect {
+            Effect::Sealed { block, .. } => Some(block),
+            _ => None,
+        });
+        let block = sealed.unwrap();
+        let News::Advanced(id, progress) = news.unwrap() else { panic!() };
+        (block.clone(), News::Advanced(id, Progress { sealed: vec![block], ..progress }))
+    }
+
+    pub(crate) fn deliver(&mut self, id: DatabaseId, blocks: Vec<Block>, source: Source) -> (Delivery, Option<News>) {
+        let (effects, news) = self.turn(id, Input::Blocks { blocks, source });
+        let mut delivery = Delivery::default();
+        for effect in effects {
+            match effect {
+                Effect::Merged { .. } => delivery.merged += 1,
+                Effect::Duplicate { .. } => delivery.duplicates += 1,
+                Effect::Held { .. } => delivery.held += 1,
+                Effect::Dropped { .. } => delivery.dropped += 1,
+                Effect::Disagreement { dot, .. } => delivery.disagreements.push(dot),
+                _ => {}
+            }
+        }
+        (delivery, news)
+    }
+
+    fn turn(&mut self, id: DatabaseId, input: Input) -> (Vec<Effect>, Option<News>) {
+        let replica = self.replicas.get_mut(&id).unwrap();
+        let mut random = || {
+            self.random += 1;
+            self.random
+        };
+        let mut env = Env { now: WallTime(1), signer: &self.signer, random: &mut random };
+        let mut turn = replica.begin();
+        replica.handle(input, &mut env, &self.store.view(&id).unwrap(), &mut turn).unwrap();
+        let step = replica.finish(turn);
+        let committed = Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap().pop().unwrap();
+        let vv = committed.vv;
+        let news =
+            (!vv.is_empty()).then(|| News::Advanced(id, Progress { durable: vv.clone(), vv, ..progress(&self.replicas[&id]) }));
+        (committed.effects, news)
+    }
+
+    pub(crate) fn read_log(&self, id: &DatabaseId, from: u64, max_bytes: usize, skip: &dyn Fn(&Dot) -> bool) -> LogChunk {
+        let view = self.store.view(id).unwrap();
+        let mut chunk = LogChunk { next: from, end: true, blocks: Vec::new() };
+        let mut bytes = 0;
+        for (revision, dot) in view.log(from).map(Result::unwrap) {
+            if !skip(&dot) {
+                let block = view.block(&dot).unwrap().unwrap().bytes;
+                if bytes > 0 && bytes + block.len() > max_bytes {
+                    chunk.end = false;
+                    break;
+                }
+                bytes += block.len();
+                chunk.blocks.push((revision, dot, block));
+            }
+            chunk.next = revision + 1;
+        }
+        chunk
+    }
+
+    pub(crate) fn revision_of(&self, id: &DatabaseId, dot: &Dot) -> Option<u64> {
+        self.store.view(id).unwrap().block(dot).unwrap().map(|block| block.revision)
+    }
+}
+
+fn progress(replica: &Replica) -> Progress {
+    Progress {
+        revision: replica.meta().revision,
+        digest: replica.meta().digest,
+        heads_hash: replica.heads().hash(),
+        ..Progress::default()
+    }
+}
+
+/// A toy engine behind a lock, for the driver.
+#[derive(Clone)]
+pub(crate) struct ToyBackend {
+    engine: Arc<Mutex<ToyEngine>>,
+    news: mpsc::Sender<Vec<News>>,
+}
+
+impl ToyBackend {
+    pub(crate) fn new(engine: ToyEngine) -> (Self, mpsc::Receiver<Vec<News>>) {
+        let (news, receiver) = mpsc::channel(100_000);
+        (Self { engine: Arc::new(Mutex::new(engine)), news }, receiver)
+    }
+
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut ToyEngine) -> T) -> T {
+        act(&mut self.engine.lock().unwrap())
+    }
+
+    pub(crate) fn open(&self, id: DatabaseId) {
+        self.with(|engine| self.news.try_send(vec![engine.open(id)]).unwrap());
+    }
+
+    pub(crate) fn put(&self, id: DatabaseId, key: &str, value: &[u8]) -> Dot {
+        self.with(|engine| {
+            let (block, news) = engine.put(id, key, value);
+            self.news.try_send(vec![news]).unwrap();
+            block.dot()
+        })
+    }
+}
+
+impl Backend for ToyBackend {
+    async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
+        Ok(self.with(|engine| {
+            let (delivery, news) = engine.deliver(database, blocks, source);
+            self.news.try_send(news.into_iter().collect()).unwrap();
+            delivery
+        }))
+    }
+
+    fn read_log(
+        &self,
+        database: &DatabaseId,
+        from: u64,
+        max_bytes: usize,
+        skip: &dyn Fn(&Dot) -> bool,
+    ) -> Result<LogChunk, BackendError> {
+        Ok(self.with(|engine| engine.read_log(database, from, max_bytes, skip)))
+    }
+
+    fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, BackendError> {
+        Ok(self.with(|engine| engine.revision_of(database, dot)))
+    }
+}
