@@ -1,0 +1,92 @@
+//! `status`, `peers`, `db`.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+use ureq::http::Method;
+
+use super::args::{DbArgs, DbCommand, PeersArgs, ShowArgs};
+use super::client::{Client, read_json};
+use super::failure::Failure;
+
+/// `kvdb status`
+pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
+    let status: Value = Client::new(&args.server)?.get_json("/v1/status")?;
+    if args.json {
+        return print(&status.to_string());
+    }
+    let mut text = format!("peer {}\nversion {}\nuptime {} s\n", word(&status, "peer_id"), word(&status, "version"), word(&status, "uptime_seconds"));
+    for address in items(&status, "listen") {
+        text += &format!("listens on {}\n", plain(address));
+    }
+    if let Some(cause) = status.get("poisoned").and_then(Value::as_str) {
+        text += &format!("REFUSES WRITES: {cause}\n");
+    }
+    for database in items(&status, "databases") {
+        text += &format!("database {}", word(database, "name"));
+        for field in ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes"] {
+            text += &format!(" {field}={}", word(database, field));
+        }
+        text += "\n";
+    }
+    print(&(text + &peer_lines(&status)))
+}
+
+/// `kvdb peers`
+pub(super) fn peers(args: &PeersArgs) -> Result<(), Failure> {
+    let client = Client::new(&args.show.server)?;
+    if let Some(address) = &args.dial {
+        let _: Value = client.post_json("/v1/peers", &json!({ "address": address }))?;
+    }
+    let peers: Value = client.get_json("/v1/peers")?;
+    print(&if args.show.json { peers.to_string() } else { peer_lines(&peers) })
+}
+
+/// `kvdb db`
+pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
+    match &args.command {
+        DbCommand::Create { name, server } => {
+            let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), "", &[])?;
+            let new = response.status().as_u16() == 201;
+            let answer: Value = read_json(response, false)?;
+            let what = if new { "made" } else { "there already" };
+            print(&format!("database {name} {what}, id {}", word(&answer, "id")))
+        }
+        DbCommand::List(args) => {
+            let list: Value = Client::new(&args.server)?.get_json("/v1/databases")?;
+            if args.json {
+                return print(&list.to_string());
+            }
+            print(&items(&list, "databases").map(|database| word(database, "name") + "\n").collect::<String>())
+        }
+    }
+}
+
+fn peer_lines(document: &Value) -> String {
+    let line = |peer: &Value| {
+        let mut line = format!("peer {}", word(peer, "peer_id"));
+        for (field, value) in peer.as_object().into_iter().flatten().filter(|(field, _)| *field != "peer_id") {
+            line += &format!(" {field}={}", plain(value));
+        }
+        line + "\n"
+    };
+    items(document, "peers").map(line).collect()
+}
+
+fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
+    document.get(field).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn word(document: &Value, field: &str) -> String {
+    document.get(field).map(plain).unwrap_or_default()
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    let mut stdout = std::io::stdout().lock();
+    write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
