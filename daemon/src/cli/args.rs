@@ -10,7 +10,11 @@ use crate::config::RunFlags;
 
 /// kvdb: a replicated key-value store for path-shaped keys
 #[derive(Parser)]
-#[command(name = "kvdb", version, after_help = "Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached, retry; 4 outcome unknown.")]
+#[command(
+    name = "kvdb",
+    version,
+    after_help = "Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached, retry; 4 outcome unknown."
+)]
 pub(super) struct Cli {
     #[command(subcommand)]
     pub(super) command: Command,

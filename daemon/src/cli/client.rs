@@ -55,11 +55,8 @@ impl Client {
             request = request.header("content-type", kind);
         }
         let bad = |error| Failure::bad_input(format!("--server or --token is malformed: {error}"));
-        let sent = if reads {
-            self.agent.run(request.body(()).map_err(bad)?)
-        } else {
-            self.agent.run(request.body(body).map_err(bad)?)
-        };
+        let sent =
+            if reads { self.agent.run(request.body(()).map_err(bad)?) } else { self.agent.run(request.body(body).map_err(bad)?) };
         let response = sent.map_err(|error| self.unreached(&error, reads))?;
         if response.status().is_success() { Ok(response) } else { Err(refused(response)) }
     }
@@ -202,7 +199,8 @@ impl<R: Read> Records<R> {
         if self.done {
             return Err(Failure::retry("the listing has ended"));
         }
-        let cut = |why: &dyn std::fmt::Display| Failure::retry(format!("the listing was cut short ({why}); what was shown is not all"));
+        let cut =
+            |why: &dyn std::fmt::Display| Failure::retry(format!("the listing was cut short ({why}); what was shown is not all"));
         let line = self.lines.next().map_err(|error| cut(&error))?.ok_or_else(|| cut(&"no end record"))?;
         let mut record: Record = serde_json::from_slice(line).map_err(|_| cut(&"half a record"))?;
         if let Some(problem) = record.error.take() {

@@ -77,7 +77,8 @@ fn value(args: &PutArgs) -> Result<Vec<u8>, Failure> {
         (Some(value), _) => Ok(value.as_encoded_bytes().to_vec()),
         (None, Some(path)) if path.as_os_str() == "-" => stdin(),
         (None, Some(path)) => {
-            let file = File::open(path).map_err(|error| Failure::bad_input(format!("cannot read {}: {error}", path.display())))?;
+            let file =
+                File::open(path).map_err(|error| Failure::bad_input(format!("cannot read {}: {error}", path.display())))?;
             bounded(file, &path.display())
         }
         (None, None) => stdin(),

@@ -15,7 +15,12 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     if args.json {
         return print(&status.to_string());
     }
-    let mut text = format!("peer {}\nversion {}\nuptime {} s\n", word(&status, "peer_id"), word(&status, "version"), word(&status, "uptime_seconds"));
+    let mut text = format!(
+        "peer {}\nversion {}\nuptime {} s\n",
+        word(&status, "peer_id"),
+        word(&status, "version"),
+        word(&status, "uptime_seconds")
+    );
     for address in items(&status, "listen") {
         text += &format!("listens on {}\n", plain(address));
     }

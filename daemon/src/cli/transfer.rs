@@ -169,7 +169,9 @@ impl Import {
         let response = loop {
             match self.client.send(Method::POST, &self.path, "application/json", body.as_bytes()) {
                 // An import that meets a full queue waits; one that meets no node does not.
-                Err(failure) if failure.exit == Exit::Retry && attempt < ATTEMPTS && !failure.message.contains("cannot reach") => {
+                Err(failure)
+                    if failure.exit == Exit::Retry && attempt < ATTEMPTS && !failure.message.contains("cannot reach") =>
+                {
                     attempt += 1;
                     std::thread::sleep(PAUSE);
                 }

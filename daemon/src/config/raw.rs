@@ -237,10 +237,7 @@ impl Raw {
             databases: self.databases.or(lower.databases),
             durability: self.durability.or(lower.durability),
             log: self.log.or(lower.log),
-            http: RawHttp {
-                listen: self.http.listen.or(lower.http.listen),
-                tokens: self.http.tokens.or(lower.http.tokens),
-            },
+            http: RawHttp { listen: self.http.listen.or(lower.http.listen), tokens: self.http.tokens.or(lower.http.tokens) },
             p2p: RawP2p {
                 enabled: self.p2p.enabled.or(lower.p2p.enabled),
                 listen: self.p2p.listen.or(lower.p2p.listen),

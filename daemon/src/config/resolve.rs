@@ -135,7 +135,8 @@ impl Config {
             faults.add("data_dir", "\"\"", "not set: give --data-dir, KVDB_DATA_DIR, or data_dir in the file");
         }
         let databases = raw.databases.unwrap_or_else(|| vec!["default".into()]);
-        let databases: BTreeSet<DatabaseName> = faults.parse_all("databases", &databases, "not a database name").into_iter().collect();
+        let databases: BTreeSet<DatabaseName> =
+            faults.parse_all("databases", &databases, "not a database name").into_iter().collect();
         let durability = match raw.durability.as_deref() {
             None | Some("sync") => Durability::Sync,
             Some("buffered") => Durability::Buffered,
@@ -167,7 +168,8 @@ fn http(raw: RawHttp, faults: &mut Faults) -> HttpConfig {
     for RawToken { token: secret, scopes: words } in raw.tokens.unwrap_or_default() {
         let visible = secret.bytes().all(|byte| byte.is_ascii_graphic());
         if secret.len() < MIN_TOKEN_BYTES || !visible {
-            let wanted = format!("a token has at least {MIN_TOKEN_BYTES} bytes, all visible ASCII; this one has {}", secret.len());
+            let wanted =
+                format!("a token has at least {MIN_TOKEN_BYTES} bytes, all visible ASCII; this one has {}", secret.len());
             faults.add("http.tokens", "(hidden)", wanted);
         }
         if tokens.iter().any(|other| other.secret == secret) {
@@ -205,8 +207,11 @@ fn network(raw: RawP2p, faults: &mut Faults, notes: &mut Vec<String>) -> Option<
             notes.push("a network key is set, so QUIC is off: its addresses are not listened on".into());
         }
     }
-    let bootstrap =
-        faults.parse_all("p2p.bootstrap", &raw.bootstrap.unwrap_or_default(), "must be a multiaddr such as /ip4/10.0.0.2/tcp/7071");
+    let bootstrap = faults.parse_all(
+        "p2p.bootstrap",
+        &raw.bootstrap.unwrap_or_default(),
+        "must be a multiaddr such as /ip4/10.0.0.2/tcp/7071",
+    );
     let allow = raw.allow.map(|peers| faults.parse_all::<PeerId>("p2p.allow", &peers, "must be a peer id").into_iter().collect());
     let seconds = faults.within("p2p.rebroadcast_seconds", raw.rebroadcast_seconds, 10, REBROADCAST_SECONDS);
     let rebroadcast_interval = Duration::from_secs(seconds);
@@ -281,8 +286,16 @@ mod tests {
         );
         let keys: Vec<&str> = found.iter().map(|fault| fault.key).collect();
         let expected = [
-            "data_dir", "databases", "durability", "http.listen", "p2p.network_key", "p2p.listen", "p2p.allow",
-            "p2p.rebroadcast_seconds", "store.block_cache_mib", "store.max_wal_mib",
+            "data_dir",
+            "databases",
+            "durability",
+            "http.listen",
+            "p2p.network_key",
+            "p2p.listen",
+            "p2p.allow",
+            "p2p.rebroadcast_seconds",
+            "store.block_cache_mib",
+            "store.max_wal_mib",
         ];
         assert_eq!(keys, expected);
         let text = ConfigError(found).to_string();
@@ -297,7 +310,12 @@ mod tests {
         assert!(faults(open)[0].problem.contains("http.tokens"));
         let with = |token: &str, scopes: &str| faults(&format!("{open}[[http.tokens]]\ntoken = {token:?}\nscopes = {scopes}\n"));
         assert!(with("sixteen-bytes-at-least", "[\"read\"]").is_empty());
-        for (token, scopes) in [("", "[\"read\"]"), ("short", "[\"read\"]"), ("sixteen-bytes-at-least", "[]"), ("sixteen-bytes-at-least", "[\"all\"]")] {
+        for (token, scopes) in [
+            ("", "[\"read\"]"),
+            ("short", "[\"read\"]"),
+            ("sixteen-bytes-at-least", "[]"),
+            ("sixteen-bytes-at-least", "[\"all\"]"),
+        ] {
             let found = with(token, scopes);
             assert!(!found.is_empty(), "{token} {scopes}");
             assert!(found.iter().all(|fault| fault.key == "http.tokens" && !fault.to_string().contains("short")));

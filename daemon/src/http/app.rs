@@ -121,7 +121,9 @@ impl App {
 }
 
 /// Runs a read that may wait for the disk.
-pub(super) async fn blocking<T: Send + 'static>(read: impl FnOnce() -> Result<T, Problem> + Send + 'static) -> Result<T, Problem> {
+pub(super) async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
     match tokio::task::spawn_blocking(read).await {
         Ok(result) => result,
         Err(error) => {

@@ -36,8 +36,9 @@ pub(super) async fn one(app: &App, name: &DatabaseName, call: Call) -> Result<Re
 
 /// The figures of an open database.
 pub(super) fn figures(database: &Database) -> Result<Value, Problem> {
-    let DatabaseStats { keys, digest, heads, replicas, vv_hash, revision, clock, pending_blocks, pending_bytes, disk_bytes, .. } =
-        database.stats()?;
+    let DatabaseStats {
+        keys, digest, heads, replicas, vv_hash, revision, clock, pending_blocks, pending_bytes, disk_bytes, ..
+    } = database.stats()?;
     let vv_hash: String = vv_hash.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(json!({
         "name": database.name().as_str(), "id": database.id().to_string(), "keys": keys, "digest": digest.to_string(),

@@ -163,7 +163,8 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(8);
         feed(futures::stream::iter(items), None, Values::Auto, STREAM_STALL_TIMEOUT, sender).await;
         let text = receiver.recv().await.unwrap().unwrap();
-        let lines: Vec<serde_json::Value> = text.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        let lines: Vec<serde_json::Value> =
+            text.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
         assert_eq!(lines[0], json!({ "prefix": "/a" }));
         assert_eq!(lines[1]["error"]["code"], "read_failed");
         assert_eq!((lines.len(), receiver.recv().await.is_none()), (2, true));

@@ -71,7 +71,7 @@ pub(super) fn peers(app: &App, call: Call) -> Result<Response, Problem> {
 }
 
 fn peer(peer: &PeerStatus) -> Value {
-    json!({ "peer_id": peer.peer.to_string(), "address": peer.address.to_string(), "connected": peer.connected })
+    json!({ "peer_id": peer.peer.to_string(), "address": peer.address.as_ref().map(ToString::to_string), "connected": peer.connected })
 }
 
 #[derive(Deserialize)]
