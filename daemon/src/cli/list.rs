@@ -43,22 +43,22 @@ pub(super) fn ls(args: &LsArgs) -> Result<(), Failure> {
 
 fn query(args: &LsArgs) -> Result<String, Failure> {
     let prefix = Prefix::parse(&args.prefix).map_err(Failure::bad_input)?;
-    let mut query = format!("prefix={}", encode(prefix.as_str()));
+    let mut query = vec![format!("prefix={}", encode(prefix.as_str()))];
     if let Some(after) = &args.after {
         let after: After = after.parse().map_err(|error| Failure::bad_input(format!("--after: {error}")))?;
-        query += &format!("&after={}", encode(&after.to_string()));
+        query.push(format!("after={}", encode(&after.to_string())));
     }
     if let Some(limit) = args.limit {
-        query += &format!("&limit={limit}");
+        query.push(format!("limit={limit}"));
     }
     if args.delimiter {
-        query += "&delimiter=%2F";
+        query.push("delimiter=%2F".to_owned());
     }
     if args.reverse {
-        query += "&reverse=true";
+        query.push("reverse=true".to_owned());
     }
     if args.keys_only || !args.json {
-        query += "&keys_only=true";
+        query.push("keys_only=true".to_owned());
     }
-    Ok(query)
+    Ok(query.join("&"))
 }

@@ -15,26 +15,22 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     if args.json {
         return print(&status.to_string());
     }
-    let mut text = format!(
-        "peer {}\nversion {}\nuptime {} s\n",
-        word(&status, "peer_id"),
-        word(&status, "version"),
-        word(&status, "uptime_seconds")
-    );
-    for address in items(&status, "listen") {
-        text += &format!("listens on {}\n", plain(address));
-    }
-    if let Some(cause) = status.get("poisoned").and_then(Value::as_str) {
-        text += &format!("REFUSES WRITES: {cause}\n");
-    }
-    for database in items(&status, "databases") {
-        text += &format!("database {}", word(database, "name"));
-        for field in ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes"] {
-            text += &format!(" {field}={}", word(database, field));
-        }
-        text += "\n";
-    }
-    print(&(text + &peer_lines(&status)))
+    let mut lines = vec![
+        format!("peer {}", word(&status, "peer_id")),
+        format!("version {}", word(&status, "version")),
+        format!("uptime {} s", word(&status, "uptime_seconds")),
+    ];
+    lines.extend(items(&status, "listen").map(|address| format!("listens on {}", plain(address))));
+    lines.extend(status.get("poisoned").and_then(Value::as_str).map(|cause| format!("REFUSES WRITES: {cause}")));
+    lines.extend(items(&status, "databases").map(database_line));
+    lines.extend(items(&status, "peers").map(peer_line));
+    print(&lines.join("\n"))
+}
+
+fn database_line(database: &Value) -> String {
+    let fields = ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes"];
+    let fields = fields.map(|field| format!("{field}={}", word(database, field)));
+    format!("database {} {}", word(database, "name"), fields.join(" "))
 }
 
 /// `kvdb peers`
@@ -44,7 +40,8 @@ pub(super) fn peers(args: &PeersArgs) -> Result<(), Failure> {
         let _: Value = client.post_json("/v1/peers", &json!({ "address": address }))?;
     }
     let peers: Value = client.get_json("/v1/peers")?;
-    print(&if args.show.json { peers.to_string() } else { peer_lines(&peers) })
+    let lines = || items(&peers, "peers").map(peer_line).collect::<Vec<_>>().join("\n");
+    print(&if args.show.json { peers.to_string() } else { lines() })
 }
 
 /// `kvdb db`
@@ -67,15 +64,10 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
     }
 }
 
-fn peer_lines(document: &Value) -> String {
-    let line = |peer: &Value| {
-        let mut line = format!("peer {}", word(peer, "peer_id"));
-        for (field, value) in peer.as_object().into_iter().flatten().filter(|(field, _)| *field != "peer_id") {
-            line += &format!(" {field}={}", plain(value));
-        }
-        line + "\n"
-    };
-    items(document, "peers").map(line).collect()
+fn peer_line(peer: &Value) -> String {
+    let fields = peer.as_object().into_iter().flatten().filter(|(field, _)| *field != "peer_id");
+    let fields: Vec<String> = fields.map(|(field, value)| format!("{field}={}", plain(value))).collect();
+    format!("peer {} {}", word(peer, "peer_id"), fields.join(" "))
 }
 
 fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {

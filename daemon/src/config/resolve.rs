@@ -249,7 +249,6 @@ fn store(raw: &RawStore, faults: &mut Faults) -> StoreOptions {
         write_buffer_bytes: usize::try_from(write_buffer).unwrap_or(usize::MAX),
         max_wal_bytes,
         loss: if raw.accept_loss == Some(true) { LossPolicy::Accept } else { LossPolicy::Refuse },
-        ..StoreOptions::default()
     }
 }
 

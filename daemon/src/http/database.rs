@@ -39,12 +39,15 @@ pub(super) fn figures(database: &Database) -> Result<Value, Problem> {
     let DatabaseStats {
         keys, digest, heads, replicas, vv_hash, revision, clock, pending_blocks, pending_bytes, disk_bytes, ..
     } = database.stats()?;
-    let vv_hash: String = vv_hash.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(json!({
         "name": database.name().as_str(), "id": database.id().to_string(), "keys": keys, "digest": digest.to_string(),
-        "heads": heads, "replicas": replicas, "vv_hash": vv_hash, "revision": revision, "clock": clock.to_string(),
+        "heads": heads, "replicas": replicas, "vv_hash": hex(&vv_hash), "revision": revision, "clock": clock.to_string(),
         "pending_blocks": pending_blocks, "pending_bytes": pending_bytes, "disk_bytes": disk_bytes,
     }))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 /// `PUT /v1/databases/{db}`: 201 when it is new, 200 when it was there.

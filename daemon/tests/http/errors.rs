@@ -24,6 +24,7 @@ fn every_refusal_is_a_problem_with_its_code_and_changes_nothing() {
     let many = json!({"ops": (0..16_385).map(|n| json!({"put": format!("/{n}"), "value": ""})).collect::<Vec<_>>()}).to_string();
     let many = many.as_bytes();
     let db = "/v1/databases/d";
+    let blank = vec![b' '; 20_000];
     for (method, path, body, status, code) in [
         ("GET", "/", &b""[..], 404, "route_not_found"),
         ("GET", "/v1/nothing", b"", 404, "route_not_found"),
@@ -84,7 +85,7 @@ fn every_refusal_is_a_problem_with_its_code_and_changes_nothing() {
         ("POST", "/v1/peers", b"{}", 400, "bad_request"),
         ("POST", "/v1/peers", b"{\"address\": \"here\"}", 400, "bad_request"),
         ("POST", "/v1/peers", b"{\"address\": \"/ip4/127.0.0.1/tcp/1\"}", 502, "dial_failed"),
-        ("POST", "/v1/peers", &[b' '; 20_000], 413, "body_too_long"),
+        ("POST", "/v1/peers", &blank, 413, "body_too_long"),
     ] {
         let answer = node.send(method, path, &[], body);
         if method == "HEAD" {

@@ -40,7 +40,7 @@ impl TestNode {
     }
 
     fn open(&mut self) {
-        let data_dir = self.dir.path().join("data");
+        let data_dir = self.dir.path().join("data").to_str().unwrap().to_owned();
         let text = format!(
             "data_dir = {data_dir:?}\ndatabases = [\"d\"]\ndurability = \"buffered\"\n{}\n[p2p]\nenabled = false\n[http]\nlisten = \"127.0.0.1:0\"\n",
             self.more
@@ -119,13 +119,10 @@ impl Answer {
 /// Sends one request with the path byte by byte as given.
 pub(crate) fn send(url: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let address = url.strip_prefix("http://").unwrap();
-    let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
-    if !headers.iter().any(|(name, _)| *name == "host") {
-        head += &format!("host: {address}\r\n");
-    }
-    for (name, value) in headers {
-        head += &format!("{name}: {value}\r\n");
-    }
+    let given: String = headers.iter().flat_map(|(name, value)| [name, ": ", value, "\r\n"]).collect();
+    let host = if headers.iter().any(|(name, _)| *name == "host") { String::new() } else { format!("host: {address}\r\n") };
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {length}\r\n{host}{given}");
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
     // The server may have answered and gone before it took all of a body that it refuses.
