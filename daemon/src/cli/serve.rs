@@ -1,12 +1,16 @@
 //! `init` and `run`.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
+use clap::CommandFactory as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::args::{InitArgs, RunArgs};
+use super::args::{Cli, InitArgs, RunArgs};
 use super::failure::{Exit, Failure};
 use crate::config::{Config, Raw, default_file};
 use crate::run::{self, Daemon, StartError};
@@ -24,7 +28,27 @@ pub(super) fn init(args: &InitArgs) -> Result<(), Failure> {
 pub(super) fn run(args: RunArgs) -> Result<(), Failure> {
     let config = configuration(args)?;
     start_log(&config.log);
-    runtime()?.block_on(serve(config))
+    for name in unknown_variables() {
+        tracing::warn!(name, "kvdb knows no such environment variable");
+    }
+    let runtime = runtime()?;
+    let served = runtime.block_on(serve(config));
+    // What still runs after a graceful stop was given its time already.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+/// Variables that look like ours and are not, so that a mistyped name is seen. Only a warning, since container systems
+/// set such names on their own.
+fn unknown_variables() -> Vec<String> {
+    fn collect(command: &clap::Command, names: &mut BTreeSet<OsString>) {
+        names.extend(command.get_arguments().filter_map(|argument| argument.get_env().map(OsString::from)));
+        command.get_subcommands().for_each(|command| collect(command, names));
+    }
+    let mut known = BTreeSet::new();
+    collect(&Cli::command(), &mut known);
+    let given = std::env::vars_os().map(|(name, _)| name).filter(|name| !known.contains(name));
+    given.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("KVDB_")).collect()
 }
 
 fn configuration(args: RunArgs) -> Result<Config, Failure> {
@@ -72,9 +96,17 @@ async fn serve(config: Config) -> Result<(), Failure> {
         _ = interrupt.recv() => {}
     }
     tracing::info!("stopping");
-    daemon.stop().await.map_err(|error| Failure::new(Exit::Unknown, error))?;
+    tokio::select! {
+        stopped = daemon.stop() => stopped.map_err(|error| Failure::new(Exit::Unknown, error))?,
+        _ = terminate.recv() => return Err(stopped_at_once()),
+        _ = interrupt.recv() => return Err(stopped_at_once()),
+    }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn stopped_at_once() -> Failure {
+    Failure::new(Exit::Unknown, "a second signal: stopped at once, requests under way were cut off")
 }
 
 fn not_started(error: &StartError) -> Failure {

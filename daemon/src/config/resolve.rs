@@ -216,7 +216,7 @@ fn network(raw: RawP2p, faults: &mut Faults, notes: &mut Vec<String>) -> Option<
     let seconds = faults.within("p2p.rebroadcast_seconds", raw.rebroadcast_seconds, 10, REBROADCAST_SECONDS);
     let rebroadcast_interval = Duration::from_secs(seconds);
     let enabled = raw.enabled.unwrap_or(true);
-    enabled.then(|| NetworkOptions { listen, bootstrap, network_key, allow, rebroadcast_interval, ..NetworkOptions::default() })
+    enabled.then(|| NetworkOptions { listen, bootstrap, network_key, allow, rebroadcast_interval })
 }
 
 fn network_key(key: Option<String>, file: Option<&Path>, faults: &mut Faults) -> Option<NetworkKey> {

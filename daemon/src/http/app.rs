@@ -1,6 +1,7 @@
 //! What every handler shares, and the way from a request to its answer.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::body::Body;
@@ -25,6 +26,8 @@ struct Inner {
     guard: Guard,
     metrics: Metrics,
     started: Instant,
+    /// Handles of open databases, so that a request need not ask the catalogue. Bounded by what a node may have open.
+    open: Mutex<BTreeMap<DatabaseName, Database>>,
 }
 
 /// A request without its route.
@@ -37,7 +40,9 @@ pub(super) struct Call {
 impl App {
     /// Serves this node.
     pub fn new(node: Node, http: &HttpConfig) -> Self {
-        Self(Arc::new(Inner { node, guard: Guard::new(http), metrics: Metrics::default(), started: Instant::now() }))
+        let guard = Guard::new(http);
+        let (metrics, open) = (Metrics::default(), Mutex::default());
+        Self(Arc::new(Inner { node, guard, metrics, started: Instant::now(), open }))
     }
 
     pub(super) fn node(&self) -> &Node {
@@ -66,7 +71,10 @@ impl App {
             self.dispatch(route?, call).await
         };
         let mut response = answered.await.unwrap_or_else(IntoResponse::into_response);
-        self.0.metrics.count(label, response.status().as_u16());
+        let status = response.status().as_u16();
+        self.0.metrics.count(label, status);
+        // Neither key nor value: whoever reads the log need not be allowed to read the data.
+        tracing::debug!(method = %head.method, route = label, status, "answered");
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -105,11 +113,24 @@ impl App {
 
     /// A database that is there; it is opened when it is not open.
     pub(super) async fn database(&self, name: &DatabaseName) -> Result<Database, Problem> {
+        let known = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some(database) = known.filter(|database| !database.is_closed()) {
+            return Ok(database);
+        }
         if !self.has(name).await? {
             let detail = format!("there is no database {name}; PUT /v1/databases/{name} makes it");
             return Err(Problem::new(Code::DatabaseNotFound, detail));
         }
-        Ok(self.node().database(name).await?)
+        self.open(name).await
+    }
+
+    /// Opens a database, making it when it is not there.
+    pub(super) async fn open(&self, name: &DatabaseName) -> Result<Database, Problem> {
+        let database = self.node().database(name).await?;
+        let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|_, database| !database.is_closed());
+        open.insert(name.clone(), database.clone());
+        Ok(database)
     }
 
     /// Whether the database is in the catalogue.

@@ -59,7 +59,7 @@ pub(super) async fn create(app: &App, name: &DatabaseName, call: Call) -> Result
         return Err(Problem::new(Code::BadRequest, "making a database takes no body; a key goes to …/keys/{key}"));
     }
     let status = if app.has(name).await? { StatusCode::OK } else { StatusCode::CREATED };
-    let database = app.node().database(name).await?;
+    let database = app.open(name).await?;
     json(status, &json!({ "name": name.as_str(), "id": database.id().to_string() }))
 }
 

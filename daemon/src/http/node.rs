@@ -58,7 +58,7 @@ pub(super) async fn open_databases(app: &App) -> Result<Vec<kvdb::Database>, Pro
     let infos = blocking(move || Ok(node.databases()?)).await?;
     let mut open = Vec::new();
     for info in infos.into_iter().filter(|info| info.open) {
-        open.push(app.node().database(&info.name).await?);
+        open.push(app.database(&info.name).await?);
     }
     Ok(open)
 }

@@ -131,6 +131,9 @@ fn k06_every_size_has_its_limit_and_its_number() {
     let refused = node.db("PUT", "keys/more", &more);
     assert_eq!((refused.status, refused.json()["code"].as_str()), (413, Some("value_too_long")));
     assert_eq!((refused.json()["limit"].as_u64(), refused.json()["outcome"].as_str()), (Some(1 << 20), Some("not_written")));
+    let chunks = [format!("{:x}\r\n", more.len()).as_bytes(), &more, b"\r\n0\r\n\r\n"].concat();
+    let refused = node.send("PUT", "/v1/databases/d/keys/more", &[("transfer-encoding", "chunked")], &chunks);
+    assert_eq!((refused.status, refused.json()["limit"].as_u64()), (413, Some(1 << 20)), "a length that is not announced");
     let (code, line) = failed(&node.kvdb(&["put", "/more", "-"], &more));
     assert!(code == 2 && line.contains("1048576"), "{line}");
     let ops = vec![json!({"put": "/a", "value": "x".repeat(1 << 20)}); 9];

@@ -58,13 +58,15 @@ fn init_run_stop_and_run_again() {
     node.stop();
     let node = run(
         &["--config", text(&data.join("kvdb.toml")), "--databases", "flag"],
-        &[("KVDB_DATABASES", "env"), ("KVDB_LOG", "warn")],
+        &[("KVDB_DATABASES", "env"), ("KVDB_LOG", "warn"), ("KVDB_HTTP_LISTN", "typo")],
     );
     assert_eq!(kvdb(&node.url, &["get", "/a", "--db", "default"], b"").stdout, b"kept");
     assert_eq!(kvdb(&node.url, &["db", "list"], b"").stdout, b"default\nflag\n");
     let peer = said.lines().next().unwrap().strip_prefix("peer ").unwrap().to_owned();
     assert!(String::from_utf8(kvdb(&node.url, &["status"], b"").stdout).unwrap().contains(&peer), "the identity stays");
-    assert!(!node.stop().contains("INFO"), "the log filter comes from the environment");
+    let log = node.stop();
+    assert!(!log.contains("INFO"), "the log filter comes from the environment");
+    assert!(log.contains("KVDB_HTTP_LISTN"), "a mistyped variable is seen");
 }
 
 #[test]

@@ -121,8 +121,9 @@ pub(crate) fn send(url: &str, method: &str, path: &str, headers: &[(&str, &str)]
     let address = url.strip_prefix("http://").unwrap();
     let given: String = headers.iter().flat_map(|(name, value)| [name, ": ", value, "\r\n"]).collect();
     let host = if headers.iter().any(|(name, _)| *name == "host") { String::new() } else { format!("host: {address}\r\n") };
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {length}\r\n{host}{given}");
+    let chunked = headers.iter().any(|(name, _)| *name == "transfer-encoding");
+    let length = if chunked { String::new() } else { format!("content-length: {}\r\n", body.len()) };
+    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{length}{host}{given}");
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
     // The server may have answered and gone before it took all of a body that it refuses.
