@@ -65,9 +65,17 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
 }
 
 fn peer_line(peer: &Value) -> String {
-    let fields = peer.as_object().into_iter().flatten().filter(|(field, _)| *field != "peer_id");
-    let fields: Vec<String> = fields.map(|(field, value)| format!("{field}={}", plain(value))).collect();
-    format!("peer {} {}", word(peer, "peer_id"), fields.join(" "))
+    let is = |database: &&Value, field: &str| database.get(field).and_then(Value::as_bool) == Some(true);
+    let count = |field: &str| items(peer, "databases").filter(|database| is(database, field)).count();
+    let fields = ["connected_seconds", "outgoing", "syncing", "round_trip_ms", "misbehaviour"];
+    let fields = fields.map(|field| format!("{field}={}", word(peer, field))).join(" ");
+    let all = items(peer, "databases").count();
+    let disagreeing = match count("disagrees") {
+        0 => String::new(),
+        some => format!(" DISAGREES={some}"),
+    };
+    let address = items(peer, "addresses").next().map(plain).unwrap_or_default();
+    format!("peer {} {address} {fields} synced={}/{all}{disagreeing}", word(peer, "peer_id"), count("synced"))
 }
 
 fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {

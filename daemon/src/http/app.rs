@@ -7,7 +7,7 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use kvdb::{Database, DatabaseName, Durability, Node};
+use kvdb::{Database, DatabaseId, DatabaseName, Durability, Node};
 use serde::Serialize;
 
 use super::guard::Guard;
@@ -131,6 +131,12 @@ impl App {
         open.retain(|_, database| !database.is_closed());
         open.insert(name.clone(), database.clone());
         Ok(database)
+    }
+
+    /// The name of an open database.
+    pub(super) fn name_of(&self, id: DatabaseId) -> Option<String> {
+        let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.values().find(|database| database.id() == id).map(|database| database.name().to_string())
     }
 
     /// Whether the database is in the catalogue.

@@ -78,9 +78,11 @@ pub(super) async fn render(app: &App, call: Call) -> Result<Response, Problem> {
 
 fn node(app: &App, text: &mut Text) {
     let status = app.node().status();
-    let connected = app.node().peers().iter().filter(|peer| peer.connected).count();
+    let peers = app.node().peers();
+    let disagreeing = peers.iter().filter(|peer| peer.databases.iter().any(|database| database.disagrees)).count();
     for (name, help, value) in [
-        ("kvdb_peers", "Peers connected.", connected as u64),
+        ("kvdb_peers", "Peers connected.", peers.len() as u64),
+        ("kvdb_peers_disagreeing", "Peers that had the same blocks and another state.", disagreeing as u64),
         ("kvdb_poisoned", "1 when the store refuses writes.", u64::from(status.poisoned.is_some())),
         ("kvdb_waiting_bytes", "Bytes of writes and received blocks that wait for the engine.", status.waiting_bytes as u64),
         ("kvdb_uptime_seconds", "Seconds since the start.", app.uptime_seconds()),

@@ -46,7 +46,7 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
     let document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
         "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes,
-        "databases": databases, "peers": node.peers().iter().map(peer).collect::<Vec<_>>(),
+        "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });
     json(StatusCode::OK, &document)
@@ -66,12 +66,25 @@ pub(super) async fn open_databases(app: &App) -> Result<Vec<kvdb::Database>, Pro
 /// `GET /v1/peers`
 pub(super) fn peers(app: &App, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
-    let peers: Vec<Value> = app.node().peers().iter().map(peer).collect();
+    let peers: Vec<Value> = app.node().peers().iter().map(|status| peer(app, status)).collect();
     json(StatusCode::OK, &json!({ "peers": peers }))
 }
 
-fn peer(peer: &PeerStatus) -> Value {
-    json!({ "peer_id": peer.peer.to_string(), "address": peer.address.as_ref().map(ToString::to_string), "connected": peer.connected })
+fn peer(app: &App, peer: &PeerStatus) -> Value {
+    let database = |status: &kvdb::net::DatabaseStatus| {
+        json!({
+            "name": app.name_of(status.database), "id": status.database.to_string(), "synced": status.synced,
+            "feeding": status.feeding, "in_flight_bytes": status.in_flight, "disagrees": status.disagrees,
+        })
+    };
+    json!({
+        "peer_id": peer.peer.to_string(), "outgoing": peer.outgoing, "syncing": peer.syncing,
+        "addresses": peer.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "connected_seconds": peer.connected_for.as_secs(), "misbehaviour": peer.misbehaviour,
+        "round_trip_ms": peer.round_trip.map(|time| time.as_secs_f64() * 1_000.0),
+        "agent": peer.agent, "protocol": peer.protocol,
+        "databases": peer.databases.iter().map(database).collect::<Vec<_>>(),
+    })
 }
 
 #[derive(Deserialize)]
