@@ -1,0 +1,234 @@
+//! What the command line takes.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use kvdb::DatabaseName;
+
+use crate::config::RunFlags;
+
+/// kvdb: a replicated key-value store for path-shaped keys
+#[derive(Parser)]
+#[command(
+    name = "kvdb",
+    version,
+    after_help = "Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached, retry; 4 outcome unknown."
+)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(super) enum Command {
+    /// Make a node: data directory, identity, commented configuration
+    Init(InitArgs),
+    /// Run a node; flags win over KVDB_ variables, these over the file
+    Run(Box<RunArgs>),
+    /// Put a value: from the argument, a file, or standard input
+    Put(PutArgs),
+    /// Write a key's value to standard output, byte by byte
+    Get(GetArgs),
+    /// Delete a key
+    Rm(RmArgs),
+    /// List keys below a prefix
+    #[command(after_help = LS_HELP)]
+    Ls(LsArgs),
+    /// Show the node: addresses, databases, peers
+    Status(ShowArgs),
+    /// Show the peers, or connect to one
+    Peers(PeersArgs),
+    /// Make or list databases
+    Db(DbArgs),
+    /// Put what a file holds, one JSON record a line, as `kvdb export` writes it
+    #[command(after_help = TRANSFER_HELP)]
+    Import(ImportArgs),
+    /// Write all keys and values below a prefix, one JSON record a line
+    #[command(after_help = TRANSFER_HELP)]
+    Export(ExportArgs),
+}
+
+const LS_HELP: &str = "\
+A prefix is made of whole segments. With the keys /foo, /foo/1, /foobar, /foo-1:
+  kvdb ls /foo     lists /foo/1        (not /foo itself, not /foobar, not /foo-1)
+  kvdb ls /foo/    lists /foo/1
+  kvdb ls /fo      lists nothing
+  kvdb ls          lists all four, in byte order: /foo /foo-1 /foo/1 /foobar
+  kvdb ls --delimiter   lists /foo /foo-1 /foo/ /foobar: what lies below /foo is folded into /foo/
+The same rule holds for export.";
+
+const TRANSFER_HELP: &str = "\
+A record is {\"key\": \"/a\", \"encoding\": \"utf8\" or \"base64\", \"value\": \"...\"}; an export ends with {\"end\": {\"count\": n}}.
+An import may be repeated: it puts the same values again.";
+
+#[derive(Args)]
+pub(super) struct InitArgs {
+    /// Where the data and the node's identity will be
+    #[arg(long, env = "KVDB_DATA_DIR")]
+    pub(super) data_dir: PathBuf,
+    /// The configuration file to write [default: kvdb.toml in the data directory]
+    #[arg(long, env = "KVDB_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(super) struct RunArgs {
+    /// The configuration file [default: kvdb.toml in the data directory, if it is there]
+    #[arg(long, env = "KVDB_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) flags: RunFlags,
+}
+
+/// Where the node is.
+#[derive(Args)]
+pub(super) struct ServerArgs {
+    /// The node's HTTP address
+    #[arg(long, env = "KVDB_SERVER", default_value = "http://127.0.0.1:7070", value_name = "URL")]
+    pub(super) server: String,
+    /// A token of the node; other users of the machine see flags, so prefer the variable
+    #[arg(long, env = "KVDB_TOKEN", hide_env_values = true)]
+    pub(super) token: Option<String>,
+}
+
+/// Where the database is.
+#[derive(Args)]
+pub(super) struct ClientArgs {
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+    /// The database
+    #[arg(long, env = "KVDB_DB", default_value = "default", value_name = "NAME")]
+    pub(super) db: DatabaseName,
+}
+
+/// How to write.
+#[derive(Args)]
+pub(super) struct WriteArgs {
+    /// When the write is answered: on disk, or before that [default: as the node is configured]
+    #[arg(long, value_parser = ["sync", "buffered"])]
+    pub(super) durability: Option<String>,
+}
+
+#[derive(Args)]
+pub(super) struct PutArgs {
+    pub(super) key: String,
+    /// The value; `-` is standard input, as is no value at all
+    pub(super) value: Option<OsString>,
+    /// A file with the value; `-` is standard input
+    #[arg(long, conflicts_with = "value")]
+    pub(super) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) write: WriteArgs,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct GetArgs {
+    pub(super) key: String,
+    /// A JSON record with key, dot, stamp, encoding and value, instead of the bytes
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct RmArgs {
+    pub(super) key: String,
+    #[command(flatten)]
+    pub(super) write: WriteArgs,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
+pub(super) struct LsArgs {
+    /// Only keys below this prefix
+    #[arg(default_value = "/")]
+    pub(super) prefix: String,
+    /// Fold everything below the next segment into one line that ends with a slash
+    #[arg(long)]
+    pub(super) delimiter: bool,
+    /// At most this many lines
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) limit: Option<u32>,
+    /// Only what comes after this line of an earlier listing
+    #[arg(long, value_name = "LINE")]
+    pub(super) after: Option<String>,
+    /// In descending order
+    #[arg(long)]
+    pub(super) reverse: bool,
+    /// JSON records with dots and values, one a line, instead of keys
+    #[arg(long)]
+    pub(super) json: bool,
+    /// With --json: without values
+    #[arg(long)]
+    pub(super) keys_only: bool,
+    /// End each key with a NUL byte instead of a new line
+    #[arg(short = '0', long, conflicts_with = "json")]
+    pub(super) null: bool,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ShowArgs {
+    /// The answer as JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+}
+
+#[derive(Args)]
+pub(super) struct PeersArgs {
+    /// Connect to this peer first
+    #[arg(long, value_name = "MULTIADDR")]
+    pub(super) dial: Option<String>,
+    #[command(flatten)]
+    pub(super) show: ShowArgs,
+}
+
+#[derive(Args)]
+pub(super) struct DbArgs {
+    #[command(subcommand)]
+    pub(super) command: DbCommand,
+}
+
+#[derive(Subcommand)]
+pub(super) enum DbCommand {
+    /// Make a database, unless it is there
+    Create {
+        name: DatabaseName,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// List the databases
+    List(ShowArgs),
+}
+
+#[derive(Args)]
+pub(super) struct ImportArgs {
+    /// The file; `-` is standard input
+    #[arg(default_value = "-")]
+    pub(super) file: PathBuf,
+    /// Show progress even when standard error is no terminal
+    #[arg(long)]
+    pub(super) progress: bool,
+    #[command(flatten)]
+    pub(super) write: WriteArgs,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ExportArgs {
+    /// Only keys below this prefix
+    #[arg(default_value = "/")]
+    pub(super) prefix: String,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}

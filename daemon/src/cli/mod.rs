@@ -1,0 +1,68 @@
+//! The command line.
+//!
+//! Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached or refused for now, retry; 4 the outcome of a write is not
+//! known. An error is one line on standard error.
+
+mod args;
+mod client;
+mod failure;
+mod key;
+mod list;
+mod node;
+mod serve;
+mod transfer;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use args::{Cli, Command};
+use failure::{Exit, Failure};
+
+/// Runs a command line.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            drop(error.print());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return report(&Failure::bad_input(first_paragraph(&error.to_string()))),
+    };
+    match execute(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => report(&failure),
+    }
+}
+
+fn execute(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Init(args) => serve::init(&args),
+        Command::Run(args) => serve::run(*args),
+        Command::Put(args) => key::put(&args),
+        Command::Get(args) => key::get(&args),
+        Command::Rm(args) => key::rm(&args),
+        Command::Ls(args) => list::ls(&args),
+        Command::Status(args) => node::status(&args),
+        Command::Peers(args) => node::peers(&args),
+        Command::Db(args) => node::db(&args),
+        Command::Import(args) => transfer::import(&args),
+        Command::Export(args) => transfer::export(&args),
+    }
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    if failure.exit != Exit::Done {
+        // Standard error may be closed; the exit code says it all the same.
+        drop(std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("kvdb: {}\n", failure.message)));
+    }
+    failure.exit.into()
+}
+
+/// What clap says before its hints, on one line.
+fn first_paragraph(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let text = lines.collect::<Vec<_>>().join(" ");
+    text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
+}

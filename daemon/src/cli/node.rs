@@ -1,0 +1,97 @@
+//! `status`, `peers`, `db`.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+use ureq::http::Method;
+
+use super::args::{DbArgs, DbCommand, PeersArgs, ShowArgs};
+use super::client::{Client, read_json};
+use super::failure::Failure;
+
+/// `kvdb status`
+pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
+    let status: Value = Client::new(&args.server)?.get_json("/v1/status")?;
+    if args.json {
+        return print(&status.to_string());
+    }
+    let mut lines = vec![
+        format!("peer {}", word(&status, "peer_id")),
+        format!("version {}", word(&status, "version")),
+        format!("uptime {} s", word(&status, "uptime_seconds")),
+    ];
+    lines.extend(items(&status, "listen").map(|address| format!("listens on {}", plain(address))));
+    lines.extend(status.get("poisoned").and_then(Value::as_str).map(|cause| format!("REFUSES WRITES: {cause}")));
+    lines.extend(items(&status, "databases").map(database_line));
+    lines.extend(items(&status, "peers").map(peer_line));
+    print(&lines.join("\n"))
+}
+
+fn database_line(database: &Value) -> String {
+    let fields = ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes"];
+    let fields = fields.map(|field| format!("{field}={}", word(database, field)));
+    format!("database {} {}", word(database, "name"), fields.join(" "))
+}
+
+/// `kvdb peers`
+pub(super) fn peers(args: &PeersArgs) -> Result<(), Failure> {
+    let client = Client::new(&args.show.server)?;
+    if let Some(address) = &args.dial {
+        let _: Value = client.post_json("/v1/peers", &json!({ "address": address }))?;
+    }
+    let peers: Value = client.get_json("/v1/peers")?;
+    let lines = || items(&peers, "peers").map(peer_line).collect::<Vec<_>>().join("\n");
+    print(&if args.show.json { peers.to_string() } else { lines() })
+}
+
+/// `kvdb db`
+pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
+    match &args.command {
+        DbCommand::Create { name, server } => {
+            let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), "", &[])?;
+            let new = response.status().as_u16() == 201;
+            let answer: Value = read_json(response, false)?;
+            let what = if new { "made" } else { "there already" };
+            print(&format!("database {name} {what}, id {}", word(&answer, "id")))
+        }
+        DbCommand::List(args) => {
+            let list: Value = Client::new(&args.server)?.get_json("/v1/databases")?;
+            if args.json {
+                return print(&list.to_string());
+            }
+            print(&items(&list, "databases").map(|database| word(database, "name") + "\n").collect::<String>())
+        }
+    }
+}
+
+fn peer_line(peer: &Value) -> String {
+    let is = |database: &&Value, field: &str| database.get(field).and_then(Value::as_bool) == Some(true);
+    let count = |field: &str| items(peer, "databases").filter(|database| is(database, field)).count();
+    let fields = ["connected_seconds", "outgoing", "syncing", "round_trip_ms", "misbehaviour"];
+    let fields = fields.map(|field| format!("{field}={}", word(peer, field))).join(" ");
+    let all = items(peer, "databases").count();
+    let disagreeing = match count("disagrees") {
+        0 => String::new(),
+        some => format!(" DISAGREES={some}"),
+    };
+    let address = items(peer, "addresses").next().map(plain).unwrap_or_default();
+    format!("peer {} {address} {fields} synced={}/{all}{disagreeing}", word(peer, "peer_id"), count("synced"))
+}
+
+fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
+    document.get(field).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn word(document: &Value, field: &str) -> String {
+    document.get(field).map(plain).unwrap_or_default()
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    let mut stdout = std::io::stdout().lock();
+    write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}

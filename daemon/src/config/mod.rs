@@ -1,0 +1,14 @@
+//! Configuration: what was written down ([`raw`]) becomes what is run ([`resolve`]).
+
+mod raw;
+mod resolve;
+
+pub use raw::{Raw, RawHttp, RawP2p, RawStore, RawToken, RunFlags};
+pub(crate) use resolve::default_file;
+pub use resolve::{Config, ConfigError, Fault, HttpConfig, Scope, Token};
+
+/// What `kvdb init` writes: every key with its meaning, bounds and default.
+pub fn template(data_dir: &std::path::Path) -> String {
+    let data_dir = toml::Value::String(data_dir.to_string_lossy().into_owned());
+    include_str!("template.toml").replace("{data_dir}", &data_dir.to_string())
+}

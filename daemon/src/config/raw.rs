@@ -1,0 +1,299 @@
+//! Configuration as written: every key optional, nothing checked but its type.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Deserialize;
+
+/// One layer of configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Raw {
+    /// Where the data are.
+    pub data_dir: Option<PathBuf>,
+    /// Databases to open at the start.
+    pub databases: Option<Vec<String>>,
+    /// Default durability.
+    pub durability: Option<String>,
+    /// Log filter.
+    pub log: Option<String>,
+    /// HTTP.
+    pub http: RawHttp,
+    /// Replication.
+    pub p2p: RawP2p,
+    /// Storage.
+    pub store: RawStore,
+}
+
+/// The HTTP part.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawHttp {
+    /// Address.
+    pub listen: Option<String>,
+    /// Tokens.
+    pub tokens: Option<Vec<RawToken>>,
+}
+
+/// One token.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawToken {
+    /// The secret.
+    pub token: String,
+    /// What it allows.
+    pub scopes: Vec<String>,
+}
+
+impl std::fmt::Debug for RawToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RawToken(.., {:?})", self.scopes)
+    }
+}
+
+/// The replication part.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawP2p {
+    /// Whether to replicate at all.
+    pub enabled: Option<bool>,
+    /// Addresses to listen on.
+    pub listen: Option<Vec<String>>,
+    /// Addresses to dial.
+    pub bootstrap: Option<Vec<String>>,
+    /// The pre-shared key in hex.
+    pub network_key: Option<String>,
+    /// A file with the pre-shared key in hex.
+    pub network_key_file: Option<PathBuf>,
+    /// The allowed peers.
+    pub allow: Option<Vec<String>>,
+    /// Seconds between announcements.
+    pub rebroadcast_seconds: Option<u64>,
+}
+
+impl std::fmt::Debug for RawP2p {
+    // Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawP2p").field("listen", &self.listen).field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+    }
+}
+
+/// The storage part.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawStore {
+    /// Block cache.
+    pub block_cache_mib: Option<u64>,
+    /// Write buffers.
+    pub write_buffer_mib: Option<u64>,
+    /// Write-ahead log.
+    pub max_wal_mib: Option<u64>,
+    /// Whether to open a damaged store.
+    pub accept_loss: Option<bool>,
+}
+
+/// What `kvdb run` takes from flags and environment.
+#[derive(Clone, Default, Args)]
+#[command(next_help_heading = "Configuration (each also as a key of the file)")]
+pub struct RunFlags {
+    /// Where the data and the node's identity are
+    #[arg(long, env = "KVDB_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Databases to open at the start, separated by commas
+    #[arg(long, env = "KVDB_DATABASES", value_delimiter = ',')]
+    databases: Option<Vec<String>>,
+    /// When a write is answered: sync or buffered
+    #[arg(long, env = "KVDB_DURABILITY")]
+    durability: Option<String>,
+    /// Log filter
+    #[arg(long, env = "KVDB_LOG")]
+    log: Option<String>,
+    /// Address of the HTTP interface
+    #[arg(long, env = "KVDB_HTTP_LISTEN", value_name = "IP:PORT")]
+    http_listen: Option<String>,
+    /// HTTP tokens, separated by commas: `read+write=SECRET`; other users of the machine see flags, so prefer the variable
+    #[arg(long, env = "KVDB_HTTP_TOKENS", value_delimiter = ',', hide_env_values = true, value_name = "SCOPES=SECRET")]
+    http_tokens: Option<Vec<String>>,
+    /// Whether to replicate at all
+    #[arg(long, env = "KVDB_P2P_ENABLED", value_name = "true|false")]
+    p2p_enabled: Option<bool>,
+    /// Addresses to listen on for other nodes, separated by commas
+    #[arg(long, env = "KVDB_P2P_LISTEN", value_delimiter = ',', value_name = "MULTIADDR")]
+    p2p_listen: Option<Vec<String>>,
+    /// Nodes to connect to, separated by commas
+    #[arg(long, env = "KVDB_P2P_BOOTSTRAP", value_delimiter = ',', value_name = "MULTIADDR")]
+    p2p_bootstrap: Option<Vec<String>>,
+    /// The network key in hex; other users of the machine see flags, so prefer the file
+    #[arg(long, env = "KVDB_P2P_NETWORK_KEY", hide_env_values = true, value_name = "HEX")]
+    p2p_network_key: Option<String>,
+    /// A file with the network key
+    #[arg(long, env = "KVDB_P2P_NETWORK_KEY_FILE", value_name = "FILE")]
+    p2p_network_key_file: Option<PathBuf>,
+    /// Only these peers connect, separated by commas
+    #[arg(long, env = "KVDB_P2P_ALLOW", value_delimiter = ',', value_name = "PEER_ID")]
+    p2p_allow: Option<Vec<String>>,
+    /// Seconds between announcements
+    #[arg(long, env = "KVDB_P2P_REBROADCAST_SECONDS", value_name = "SECONDS")]
+    p2p_rebroadcast_seconds: Option<u64>,
+    /// Memory for recently read data
+    #[arg(long, env = "KVDB_STORE_BLOCK_CACHE_MIB", value_name = "MIB")]
+    store_block_cache_mib: Option<u64>,
+    /// Memory for writes
+    #[arg(long, env = "KVDB_STORE_WRITE_BUFFER_MIB", value_name = "MIB")]
+    store_write_buffer_mib: Option<u64>,
+    /// Write-ahead log before it is flushed
+    #[arg(long, env = "KVDB_STORE_MAX_WAL_MIB", value_name = "MIB")]
+    store_max_wal_mib: Option<u64>,
+    /// Open a store whose log is damaged in the middle, losing what comes after
+    #[arg(long, env = "KVDB_STORE_ACCEPT_LOSS", value_name = "true|false")]
+    store_accept_loss: Option<bool>,
+}
+
+impl std::fmt::Debug for RunFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RunFlags(..)")
+    }
+}
+
+impl RunFlags {
+    /// The data directory, if given here.
+    pub fn data_dir(&self) -> Option<&Path> {
+        self.data_dir.as_deref()
+    }
+
+    /// These flags as a layer of configuration.
+    pub fn into_raw(self) -> Raw {
+        let token = |text: String| {
+            let (scopes, token) = text.split_once('=').unwrap_or(("", &text));
+            RawToken { token: token.to_owned(), scopes: scopes.split('+').map(str::to_owned).collect() }
+        };
+        Raw {
+            data_dir: self.data_dir,
+            databases: self.databases.map(without_empty),
+            durability: self.durability,
+            log: self.log,
+            http: RawHttp {
+                listen: self.http_listen,
+                tokens: self.http_tokens.map(|tokens| without_empty(tokens).into_iter().map(token).collect()),
+            },
+            p2p: RawP2p {
+                enabled: self.p2p_enabled,
+                listen: self.p2p_listen.map(without_empty),
+                bootstrap: self.p2p_bootstrap.map(without_empty),
+                network_key: self.p2p_network_key,
+                network_key_file: self.p2p_network_key_file,
+                allow: self.p2p_allow.map(without_empty),
+                rebroadcast_seconds: self.p2p_rebroadcast_seconds,
+            },
+            store: RawStore {
+                block_cache_mib: self.store_block_cache_mib,
+                write_buffer_mib: self.store_write_buffer_mib,
+                max_wal_mib: self.store_max_wal_mib,
+                accept_loss: self.store_accept_loss,
+            },
+        }
+    }
+}
+
+/// An empty flag or variable is an empty list.
+fn without_empty(list: Vec<String>) -> Vec<String> {
+    list.into_iter().filter(|item| !item.is_empty()).collect()
+}
+
+impl Raw {
+    /// Reads a file; relative paths in it count from its directory.
+    ///
+    /// # Errors
+    /// One line: the file and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let base = path.parent().unwrap_or(Path::new(""));
+        Self::parse(&text, base).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn parse(text: &str, base: &Path) -> Result<Self, String> {
+        let mut raw: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
+            format!("line {line}: {}", error.message().replace('\n', " "))
+        })?;
+        for path in [&mut raw.data_dir, &mut raw.p2p.network_key_file].into_iter().flatten() {
+            *path = base.join(&path);
+        }
+        Ok(raw)
+    }
+
+    /// This layer over a lower one: what is given here wins, lists as a whole.
+    #[must_use]
+    pub fn over(self, lower: Self) -> Self {
+        // A key and a file with a key exclude each other, so the upper layer's choice replaces both.
+        let keyed = self.p2p.network_key.is_some() || self.p2p.network_key_file.is_some();
+        let (network_key, network_key_file) = if keyed {
+            (self.p2p.network_key, self.p2p.network_key_file)
+        } else {
+            (lower.p2p.network_key, lower.p2p.network_key_file)
+        };
+        Self {
+            data_dir: self.data_dir.or(lower.data_dir),
+            databases: self.databases.or(lower.databases),
+            durability: self.durability.or(lower.durability),
+            log: self.log.or(lower.log),
+            http: RawHttp { listen: self.http.listen.or(lower.http.listen), tokens: self.http.tokens.or(lower.http.tokens) },
+            p2p: RawP2p {
+                enabled: self.p2p.enabled.or(lower.p2p.enabled),
+                listen: self.p2p.listen.or(lower.p2p.listen),
+                bootstrap: self.p2p.bootstrap.or(lower.p2p.bootstrap),
+                network_key,
+                network_key_file,
+                allow: self.p2p.allow.or(lower.p2p.allow),
+                rebroadcast_seconds: self.p2p.rebroadcast_seconds.or(lower.p2p.rebroadcast_seconds),
+            },
+            store: RawStore {
+                block_cache_mib: self.store.block_cache_mib.or(lower.store.block_cache_mib),
+                write_buffer_mib: self.store.write_buffer_mib.or(lower.store.write_buffer_mib),
+                max_wal_mib: self.store.max_wal_mib.or(lower.store.max_wal_mib),
+                accept_loss: self.store.accept_loss.or(lower.store.accept_loss),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_its_faults_by_line_and_its_paths_count_from_it() {
+        let error = Raw::parse("durability = \"sync\"\n[http]\nlissten = \"x\"\n", Path::new("/etc")).unwrap_err();
+        assert!(error.starts_with("line 3: ") && error.contains("lissten"), "{error}");
+        let error = Raw::parse("[store]\nblock_cache_mib = -1\n", Path::new("/etc")).unwrap_err();
+        assert!(error.starts_with("line 2: "), "{error}");
+        let raw = Raw::parse("data_dir = \"data\"\n", Path::new("/etc/kvdb")).unwrap();
+        assert_eq!(raw.data_dir, Some(PathBuf::from("/etc/kvdb/data")));
+    }
+
+    #[test]
+    fn the_upper_layer_wins_and_lists_are_replaced() {
+        let lower = Raw::parse("log = \"warn\"\ndatabases = [\"a\"]\n[p2p]\nnetwork_key_file = \"k\"\n", Path::new("")).unwrap();
+        let flags = RunFlags {
+            databases: Some(vec!["b".into(), String::new()]),
+            p2p_network_key: Some("00".into()),
+            http_tokens: Some(vec!["read+write=secret=1".into()]),
+            ..RunFlags::default()
+        };
+        let both = flags.into_raw().over(lower);
+        assert_eq!((both.log.as_deref(), both.databases), (Some("warn"), Some(vec!["b".to_owned()])));
+        assert_eq!((both.p2p.network_key.as_deref(), both.p2p.network_key_file), (Some("00"), None));
+        let token = RawToken { token: "secret=1".into(), scopes: vec!["read".into(), "write".into()] };
+        assert_eq!(both.http.tokens, Some(vec![token]));
+    }
+
+    #[test]
+    fn the_template_says_the_defaults() {
+        let template = super::super::template(Path::new("/var/lib/kv \"db\""));
+        let raw = Raw::parse(&template, Path::new("/")).unwrap();
+        assert_eq!(raw.data_dir, Some(PathBuf::from("/var/lib/kv \"db\"")));
+        let written = super::super::Config::resolve(raw).unwrap();
+        let bare = Raw { data_dir: Some(PathBuf::from("/var/lib/kv \"db\"")), ..Raw::default() };
+        assert_eq!(format!("{written:?}"), format!("{:?}", super::super::Config::resolve(bare).unwrap()));
+    }
+}

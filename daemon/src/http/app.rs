@@ -1,0 +1,175 @@
+//! What every handler shares, and the way from a request to its answer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use kvdb::{Database, DatabaseId, DatabaseName, Durability, Node};
+use serde::Serialize;
+
+use super::guard::Guard;
+use super::metrics::Metrics;
+use super::route::{KeyMethod, Query, Route};
+use super::{database, keys, list, metrics, node};
+use crate::config::HttpConfig;
+use crate::problem::{Code, Problem};
+
+/// The running node as HTTP serves it. Cloning is cheap.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    node: Node,
+    guard: Guard,
+    metrics: Metrics,
+    started: Instant,
+    /// Handles of open databases, so that a request need not ask the catalogue. Bounded by what a node may have open.
+    open: Mutex<BTreeMap<DatabaseName, Database>>,
+}
+
+/// A request without its route.
+pub(super) struct Call {
+    pub(super) query: Query,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Body,
+}
+
+impl App {
+    /// Serves this node.
+    pub fn new(node: Node, http: &HttpConfig) -> Self {
+        let guard = Guard::new(http);
+        let (metrics, open) = (Metrics::default(), Mutex::default());
+        Self(Arc::new(Inner { node, guard, metrics, started: Instant::now(), open }))
+    }
+
+    pub(super) fn node(&self) -> &Node {
+        &self.0.node
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    pub(super) fn uptime_seconds(&self) -> u64 {
+        self.0.started.elapsed().as_secs()
+    }
+
+    /// Answers one request; every error is a problem document.
+    pub async fn answer(&self, request: Request<Body>) -> Response {
+        let (head, body) = request.into_parts();
+        let route = Route::find(&head.method, head.uri.path());
+        let label = route.as_ref().map_or("none", Route::label);
+        let answered = async {
+            self.0.guard.check_source(&head.headers, &head.uri)?;
+            // A caller without the scope learns nothing, not even which routes there are.
+            let scope = route.as_ref().map_or(Some(crate::config::Scope::Read), Route::scope);
+            self.0.guard.check_token(&head.headers, scope)?;
+            let call = Call { query: Query::parse(head.uri.query())?, headers: head.headers, body };
+            self.dispatch(route?, call).await
+        };
+        let mut response = answered.await.unwrap_or_else(IntoResponse::into_response);
+        let status = response.status().as_u16();
+        self.0.metrics.count(label, status);
+        // Neither key nor value: whoever reads the log need not be allowed to read the data.
+        tracing::debug!(method = %head.method, route = label, status, "answered");
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        if head.method == Method::HEAD {
+            // The length of what GET would send was set by the handler.
+            *response.body_mut() = Body::empty();
+        }
+        response
+    }
+
+    async fn dispatch(&self, route: Route, call: Call) -> Result<Response, Problem> {
+        match route {
+            Route::Health => node::health(call),
+            Route::Ready => node::ready(self, call),
+            Route::Metrics => metrics::render(self, call).await,
+            Route::Status => node::status(self, call).await,
+            Route::Peers => node::peers(self, call),
+            Route::Dial => node::dial(self, call).await,
+            Route::Databases => database::all(self, call).await,
+            Route::Database(name) => database::one(self, &name, call).await,
+            Route::CreateDatabase(name) => database::create(self, &name, call).await,
+            Route::Key(name, method, text) => {
+                let database = self.database(&name).await?;
+                match method {
+                    KeyMethod::Get | KeyMethod::Head => keys::get(database, text, call).await,
+                    KeyMethod::Put => keys::put(&database, text, call).await,
+                    KeyMethod::Delete => keys::delete(&database, text, call).await,
+                }
+            }
+            Route::List(name) => list::list(&self.database(&name).await?, call),
+            Route::Batch(name) => database::batch(&self.database(&name).await?, call).await,
+            Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,
+            Route::Wait(name) => database::wait(&self.database(&name).await?, call).await,
+        }
+    }
+
+    /// A database that is there; it is opened when it is not open.
+    pub(super) async fn database(&self, name: &DatabaseName) -> Result<Database, Problem> {
+        let known = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        if let Some(database) = known.filter(|database| !database.is_closed()) {
+            return Ok(database);
+        }
+        if !self.has(name).await? {
+            let detail = format!("there is no database {name}; PUT /v1/databases/{name} makes it");
+            return Err(Problem::new(Code::DatabaseNotFound, detail));
+        }
+        self.open(name).await
+    }
+
+    /// Opens a database, making it when it is not there.
+    pub(super) async fn open(&self, name: &DatabaseName) -> Result<Database, Problem> {
+        let database = self.node().database(name).await?;
+        let mut open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|_, database| !database.is_closed());
+        open.insert(name.clone(), database.clone());
+        Ok(database)
+    }
+
+    /// The name of an open database.
+    pub(super) fn name_of(&self, id: DatabaseId) -> Option<String> {
+        let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.values().find(|database| database.id() == id).map(|database| database.name().to_string())
+    }
+
+    /// Whether the database is in the catalogue.
+    pub(super) async fn has(&self, name: &DatabaseName) -> Result<bool, Problem> {
+        let node = self.node().clone();
+        let name = name.clone();
+        blocking(move || Ok(node.databases()?.iter().any(|info| info.name == name))).await
+    }
+}
+
+/// Runs a read that may wait for the disk.
+pub(super) async fn blocking<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::task::spawn_blocking(read).await {
+        Ok(result) => result,
+        Err(error) => {
+            tracing::error!(%error, "a read panicked");
+            Err(Problem::new(Code::Internal, "a read failed; see the log"))
+        }
+    }
+}
+
+/// An answer of one JSON document.
+pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Result<Response, Problem> {
+    let body = serde_json::to_vec(document).map_err(|error| Problem::new(Code::Internal, error.to_string()))?;
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+/// Takes `durability=` out of a query.
+pub(super) fn durability(query: &mut Query) -> Result<Option<Durability>, Problem> {
+    query.take_word("durability", &[("sync", Durability::Sync), ("buffered", Durability::Buffered)])
+}

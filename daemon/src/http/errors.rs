@@ -1,0 +1,103 @@
+//! The library's errors as problems, and problems as answers.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use kvdb::{DatabaseNameError, DialError, KeyError, OpenDatabaseError, ReadError, WaitError, WriteError, WriteRefusal};
+
+use crate::limits;
+use crate::problem::{Code, Problem};
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if self.code == Code::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.retry && self.status != 408 {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<KeyError> for Problem {
+    fn from(error: KeyError) -> Self {
+        let code = if matches!(error, KeyError::TooLong { .. }) { Code::KeyTooLong } else { Code::BadKey };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<DatabaseNameError> for Problem {
+    fn from(error: DatabaseNameError) -> Self {
+        Self::new(Code::BadDatabaseName, error.to_string())
+    }
+}
+
+impl From<WriteError> for Problem {
+    fn from(error: WriteError) -> Self {
+        let detail = error.to_string();
+        match error {
+            WriteError::Refused(refusal) => refusal.into(),
+            WriteError::QueueFull { limit, .. } => Self::new(Code::QueueFull, detail).with_limit(limit),
+            WriteError::Closed => Self::new(Code::Closed, detail),
+            WriteError::Poisoned { cause } if disk_full(&cause) => Self::new(Code::DiskFull, detail),
+            WriteError::Poisoned { .. } => Self::new(Code::Poisoned, detail),
+            WriteError::Read { .. } => Self::new(Code::ReadFailed, detail),
+            WriteError::Unknown { cause } if disk_full(&cause) => Self::new(Code::DiskFull, detail).maybe_written(),
+            WriteError::Unknown { .. } => Self::new(Code::CommitFailed, detail),
+            // A kind of failure that this version does not know: promise nothing.
+            _ => Self::new(Code::Internal, detail).maybe_written(),
+        }
+    }
+}
+
+impl From<WriteRefusal> for Problem {
+    fn from(refusal: WriteRefusal) -> Self {
+        let detail = refusal.to_string();
+        match refusal {
+            WriteRefusal::TooManyOps { .. } => Self::new(Code::BatchTooLarge, detail).with_limit(limits::MAX_BLOCK_OPS),
+            WriteRefusal::ValueTooLarge { .. } => Self::new(Code::ValueTooLong, detail),
+            WriteRefusal::BatchTooLarge { .. } => Self::new(Code::BatchTooLarge, detail).with_limit(limits::MAX_BLOCK_BYTES),
+            _ => Self::new(Code::BadRequest, detail),
+        }
+    }
+}
+
+impl From<ReadError> for Problem {
+    fn from(error: ReadError) -> Self {
+        let detail = error.to_string();
+        match error {
+            ReadError::Closed => Self::new(Code::Closed, detail),
+            ReadError::TooManyStreams { limit } => Self::new(Code::TooManyStreams, detail).with_limit(limit),
+            _ => Self::new(Code::ReadFailed, detail),
+        }
+    }
+}
+
+impl From<OpenDatabaseError> for Problem {
+    fn from(error: OpenDatabaseError) -> Self {
+        Self::new(Code::Internal, error.to_string())
+    }
+}
+
+impl From<WaitError> for Problem {
+    fn from(error: WaitError) -> Self {
+        let code = if matches!(error, WaitError::NotCovered { .. }) { Code::NotCovered } else { Code::Closed };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<DialError> for Problem {
+    fn from(error: DialError) -> Self {
+        Self::new(Code::DialFailed, error.to_string())
+    }
+}
+
+fn disk_full(cause: &str) -> bool {
+    cause.to_lowercase().contains("no space")
+}

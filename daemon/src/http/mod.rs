@@ -1,0 +1,16 @@
+//! The HTTP interface.
+
+mod app;
+mod body;
+mod database;
+mod errors;
+mod guard;
+mod keys;
+mod list;
+mod metrics;
+mod node;
+mod route;
+mod server;
+
+pub use app::App;
+pub use server::{Server, bind};

@@ -1,0 +1,318 @@
+//! The routes: one table, matched on the path as it was sent. Nothing is cleaned, collapsed or redirected, so that every
+//! key can be named byte by byte.
+
+use axum::http::Method;
+use kvdb::DatabaseName;
+use percent_encoding::percent_decode_str;
+
+use crate::config::Scope;
+use crate::limits::MAX_QUERY_BYTES;
+use crate::problem::{Code, Problem};
+
+/// What a request asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Route {
+    /// `GET /healthz`
+    Health,
+    /// `GET /readyz`
+    Ready,
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /v1/status`
+    Status,
+    /// `GET /v1/peers`
+    Peers,
+    /// `POST /v1/peers`
+    Dial,
+    /// `GET /v1/databases`
+    Databases,
+    /// `GET /v1/databases/{db}`
+    Database(DatabaseName),
+    /// `PUT /v1/databases/{db}`
+    CreateDatabase(DatabaseName),
+    /// `GET`, `HEAD`, `PUT`, `DELETE` `/v1/databases/{db}/keys/{key…}`, or `…/keys?key=`, where the text is `None`
+    Key(DatabaseName, KeyMethod, Option<String>),
+    /// `GET /v1/databases/{db}/list`
+    List(DatabaseName),
+    /// `POST /v1/databases/{db}/batch`
+    Batch(DatabaseName),
+    /// `GET /v1/databases/{db}/siblings?key=`
+    Siblings(DatabaseName),
+    /// `GET /v1/databases/{db}/wait?dot=`
+    Wait(DatabaseName),
+}
+
+/// What to do with a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyMethod {
+    /// Read the value.
+    Get,
+    /// Read what `Get` answers, without the value.
+    Head,
+    /// Write the body.
+    Put,
+    /// Delete.
+    Delete,
+}
+
+impl Route {
+    /// Finds the route of a request.
+    ///
+    /// # Errors
+    /// For a path or method that no route has, and for a database name or encoding that is none.
+    pub(super) fn find(method: &Method, path: &str) -> Result<Self, Problem> {
+        let get = |route| if method == Method::GET { Ok(route) } else { Err(not_allowed(method, "GET")) };
+        match path {
+            "/healthz" => return get(Self::Health),
+            "/readyz" => return get(Self::Ready),
+            "/metrics" => return get(Self::Metrics),
+            "/v1/status" => return get(Self::Status),
+            "/v1/peers" if method == Method::POST => return Ok(Self::Dial),
+            "/v1/peers" if method != Method::GET => return Err(not_allowed(method, "GET, POST")),
+            "/v1/peers" => return Ok(Self::Peers),
+            "/v1/databases" => return get(Self::Databases),
+            _ => {}
+        }
+        let rest = path.strip_prefix("/v1/databases/").ok_or_else(|| no_route(path))?;
+        let (name, below) = rest.split_once('/').map_or((rest, None), |(name, below)| (name, Some(below)));
+        let name = DatabaseName::parse(&decode(name)?)?;
+        match below {
+            None if method == Method::PUT => Ok(Self::CreateDatabase(name)),
+            None if method != Method::GET => Err(not_allowed(method, "GET, PUT")),
+            None => Ok(Self::Database(name)),
+            Some("list") => get(Self::List(name)),
+            Some("siblings") => get(Self::Siblings(name)),
+            Some("wait") => get(Self::Wait(name)),
+            Some("batch") if method == Method::POST => Ok(Self::Batch(name)),
+            Some("batch") => Err(not_allowed(method, "POST")),
+            Some("keys") => Ok(Self::Key(name, KeyMethod::of(method)?, None)),
+            Some(below) => {
+                let key = below.strip_prefix("keys/").ok_or_else(|| no_route(path))?;
+                let action = KeyMethod::of(method)?;
+                Ok(Self::Key(name, action, Some(decode(key)?)))
+            }
+        }
+    }
+
+    /// The route's name in metrics.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Health => "healthz",
+            Self::Ready => "readyz",
+            Self::Metrics => "metrics",
+            Self::Status => "status",
+            Self::Peers => "peers",
+            Self::Dial => "dial",
+            Self::Databases => "databases",
+            Self::Database(_) => "database",
+            Self::CreateDatabase(_) => "create_database",
+            Self::Key(_, KeyMethod::Get | KeyMethod::Head, _) => "get",
+            Self::Key(_, KeyMethod::Put, _) => "put",
+            Self::Key(_, KeyMethod::Delete, _) => "delete",
+            Self::List(_) => "list",
+            Self::Batch(_) => "batch",
+            Self::Siblings(_) => "siblings",
+            Self::Wait(_) => "wait",
+        }
+    }
+
+    /// The scope that a token needs for it; `None` is open to all.
+    pub(super) fn scope(&self) -> Option<Scope> {
+        match self {
+            Self::Health | Self::Ready => None,
+            Self::CreateDatabase(_) | Self::Dial => Some(Scope::Admin),
+            Self::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Self::Batch(_) => Some(Scope::Write),
+            _ => Some(Scope::Read),
+        }
+    }
+}
+
+impl KeyMethod {
+    fn of(method: &Method) -> Result<Self, Problem> {
+        match *method {
+            Method::GET => Ok(Self::Get),
+            Method::HEAD => Ok(Self::Head),
+            Method::PUT => Ok(Self::Put),
+            Method::DELETE => Ok(Self::Delete),
+            _ => Err(not_allowed(method, "GET, HEAD, PUT, DELETE")),
+        }
+    }
+}
+
+fn not_allowed(method: &Method, allowed: &str) -> Problem {
+    Problem::new(Code::MethodNotAllowed, format!("{method} is not allowed here; allowed: {allowed}"))
+}
+
+fn no_route(path: &str) -> Problem {
+    let shown: String = path.chars().take(100).collect();
+    Problem::new(Code::RouteNotFound, format!("there is no route {shown:?}"))
+}
+
+/// Decodes percent-encoding once.
+///
+/// # Errors
+/// When a percent sign is not followed by two hex digits, or the bytes are not UTF-8.
+pub(super) fn decode(text: &str) -> Result<String, Problem> {
+    let bytes = text.as_bytes();
+    let hex = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_hexdigit);
+    if let Some(at) = (0..bytes.len()).find(|&at| bytes.get(at) == Some(&b'%') && !(hex(at + 1) && hex(at + 2))) {
+        let detail = format!("the percent sign at byte {at} is not followed by two hex digits; a percent sign itself is %25");
+        return Err(Problem::new(Code::BadEncoding, detail));
+    }
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Problem::new(Code::BadEncoding, "the decoded text is not UTF-8"))
+}
+
+/// The parameters of a query string; each may be taken once, and what is left over is refused.
+#[derive(Debug)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Decodes the query string: percent-encoding, and `+` as a space.
+    ///
+    /// # Errors
+    /// When it is too long, badly encoded, or names a parameter twice.
+    pub(super) fn parse(query: Option<&str>) -> Result<Self, Problem> {
+        let query = query.unwrap_or_default();
+        if query.len() > MAX_QUERY_BYTES {
+            let detail = format!("the query has {} bytes, the limit is {MAX_QUERY_BYTES}", query.len());
+            return Err(Problem::new(Code::QueryTooLong, detail));
+        }
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = decode(&name.replace('+', " "))?;
+            if pairs.iter().any(|(other, _)| *other == name) {
+                return Err(Problem::new(Code::BadRequest, format!("the parameter {name:?} is given twice")));
+            }
+            pairs.push((name, decode(&value.replace('+', " "))?));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// Takes a parameter out.
+    pub(super) fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(other, _)| other == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    /// Takes a parameter that must be there.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(super) fn need(&mut self, name: &str) -> Result<String, Problem> {
+        self.take(name).ok_or_else(|| Problem::new(Code::BadRequest, format!("the parameter {name:?} is missing")))
+    }
+
+    /// Takes a whole number within bounds.
+    ///
+    /// # Errors
+    /// When it is none, or out of bounds.
+    pub(super) fn take_number(&mut self, name: &str, bounds: std::ops::RangeInclusive<u64>) -> Result<Option<u64>, Problem> {
+        let Some(text) = self.take(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) if bounds.contains(&number) => Ok(Some(number)),
+            _ => {
+                let detail = format!("{name}={text:?}: a whole number from {} to {} is needed", bounds.start(), bounds.end());
+                Err(Problem::new(Code::BadRequest, detail))
+            }
+        }
+    }
+
+    /// Takes one of the words that the parameter may be.
+    ///
+    /// # Errors
+    /// When it is another.
+    pub(super) fn take_word<T: Copy>(&mut self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, Problem> {
+        let Some(text) = self.take(name) else { return Ok(None) };
+        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+            return Ok(Some(*value));
+        }
+        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        Err(Problem::new(Code::BadRequest, format!("{name}={text:?}: one of {} is needed", known.join(", "))))
+    }
+
+    /// Takes `true` or `false`; absent is `false`.
+    ///
+    /// # Errors
+    /// When it is another word.
+    pub(super) fn take_flag(&mut self, name: &str) -> Result<bool, Problem> {
+        Ok(self.take_word(name, &[("true", true), ("false", false), ("1", true), ("0", false)])?.unwrap_or(false))
+    }
+
+    /// Makes sure that nothing is left over.
+    ///
+    /// # Errors
+    /// Names a parameter that the route does not know.
+    pub(super) fn finish(self) -> Result<(), Problem> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(Problem::new(Code::BadRequest, format!("unknown parameter {name:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key_of(path: &str) -> Result<String, Code> {
+        match Route::find(&Method::GET, &format!("/v1/databases/d/keys/{path}")).map_err(|problem| problem.code)? {
+            Route::Key(_, KeyMethod::Get, Some(text)) => Ok(text),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn k07_the_path_is_decoded_once_and_never_cleaned() {
+        for (sent, key) in [
+            ("a%2Fb", "a/b"),
+            ("a//b", "a//b"),
+            ("/a", "/a"),
+            ("a/", "a/"),
+            ("a%23b", "a#b"),
+            ("a%3Fb", "a?b"),
+            ("a%25b", "a%b"),
+            ("a%252Fb", "a%2Fb"),
+            ("a+b", "a+b"),
+            ("a%20b", "a b"),
+            ("a;b", "a;b"),
+            ("a..b", "a..b"),
+            ("..", ".."),
+            ("%C3%A9", "é"),
+            ("", ""),
+        ] {
+            assert_eq!(key_of(sent), Ok(key.to_owned()), "{sent}");
+        }
+        for bad in ["a%b", "a%", "%zz", "%FF"] {
+            assert_eq!(key_of(bad), Err(Code::BadEncoding), "{bad}");
+        }
+    }
+
+    #[test]
+    fn unknown_paths_and_methods_are_told_apart() {
+        let code = |method: Method, path| Route::find(&method, path).unwrap_err().code;
+        for path in ["/", "/v1", "/v1/", "//v1/status", "/v1/databases/", "/v1/databases/d/", "/v1/databases/d/nope"] {
+            let code = code(Method::GET, path);
+            assert!(matches!(code, Code::RouteNotFound | Code::BadDatabaseName), "{path} {code:?}");
+        }
+        assert_eq!(code(Method::POST, "/v1/status"), Code::MethodNotAllowed);
+        assert_eq!(code(Method::GET, "/v1/databases/d/batch"), Code::MethodNotAllowed);
+        assert_eq!(code(Method::POST, "/v1/databases/d/keys/a"), Code::MethodNotAllowed);
+        assert_eq!(code(Method::GET, "/v1/databases/a%2Fb"), Code::BadDatabaseName);
+    }
+
+    #[test]
+    fn queries_are_decoded_and_taken_whole() {
+        let mut query = Query::parse(Some("key=a%2Bb+c%26&limit=5&x")).unwrap();
+        assert_eq!(query.take("key").as_deref(), Some("a+b c&"));
+        assert_eq!(query.take_number("limit", 1..=5).unwrap(), Some(5));
+        assert!(query.finish().unwrap_err().detail.contains("\"x\""));
+        let twice = Query::parse(Some("a=1&a=2")).unwrap_err();
+        assert_eq!(twice.code, Code::BadRequest);
+        let long = Query::parse(Some(&"a".repeat(MAX_QUERY_BYTES + 1))).unwrap_err();
+        assert_eq!((long.status, long.limit), (414, Some(MAX_QUERY_BYTES)));
+        let mut query = Query::parse(Some("limit=-1")).unwrap();
+        assert!(query.take_number("limit", 1..=5).unwrap_err().detail.contains("from 1 to 5"));
+    }
+}

@@ -1,0 +1,49 @@
+//! Limits of the daemon: what it takes from clients, and how long it waits for them.
+
+use std::time::Duration;
+
+pub use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+
+/// Longest body of a batch, in bytes: a block of 4 MiB in base64, with room for its keys and JSON.
+pub const MAX_BATCH_BODY_BYTES: usize = 8 << 20;
+/// Longest body of any other request but a put, in bytes.
+pub const MAX_JSON_BODY_BYTES: usize = 16 << 10;
+/// Longest query string, in bytes: two keys, percent-encoded, and the rest.
+pub const MAX_QUERY_BYTES: usize = 8 << 10;
+/// Longest request head, in bytes.
+pub const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Open connections; further ones wait in the listener's backlog.
+pub const MAX_CONNECTIONS: usize = 1_024;
+/// How long a client may take to send a request head, or stay silent between requests.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may take to send a body.
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a client may leave a listing unread before its connection is cut, without an end record.
+pub const STREAM_STALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of a listing that are gathered before they are sent.
+pub const STREAM_CHUNK_BYTES: usize = 32 << 10;
+/// Chunks of a listing that wait for the client.
+pub const STREAM_CHUNKS: usize = 2;
+/// Longest that a request may ask to wait for a dot, in milliseconds.
+pub const MAX_WAIT_MS: u64 = 60_000;
+/// Wait for a dot when the request names no time, in milliseconds.
+pub const DEFAULT_WAIT_MS: u64 = 5_000;
+/// How long a graceful stop waits for requests under way.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Shortest HTTP token, in bytes.
+pub const MIN_TOKEN_BYTES: usize = 16;
+/// Largest sizes that the configuration takes, in MiB.
+pub const MAX_SIZE_MIB: u64 = 1 << 20;
+/// Smallest and largest announcement interval, in seconds.
+pub const REBROADCAST_SECONDS: (u64, u64) = (1, 3_600);
+
+/// Client side: ops in one batch of an import.
+pub const IMPORT_BATCH_OPS: usize = 500;
+/// Client side: bytes of keys and values in one batch of an import.
+pub const IMPORT_BATCH_BYTES: usize = 1 << 20;
+/// Longest line of an import, in bytes: a value in base64 or escaped (six bytes for one), its key, and the field names.
+pub const MAX_IMPORT_LINE_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_KEY_BYTES) + 4_096;
+/// Client side: how long connecting may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Client side: how long an answer may take to begin.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);

@@ -1,0 +1,200 @@
+//! Problem documents (RFC 9457): every error of the HTTP interface, for the server that writes them and the client that reads them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+
+/// What went wrong: a closed list, stable for clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// The path, query or body is not what the route takes.
+    BadRequest,
+    /// Percent-encoding that is broken, or that does not give UTF-8.
+    BadEncoding,
+    /// A key or prefix that is none.
+    BadKey,
+    /// A database name that is none.
+    BadDatabaseName,
+    /// A condition (`If-Match` and the like), which this version does not have.
+    ConditionUnsupported,
+    /// No token, or one that is not known.
+    Unauthorized,
+    /// The token lacks the scope.
+    Forbidden,
+    /// A `Host` that is not this server's.
+    HostRefused,
+    /// A web page's `Origin` that is not this machine.
+    OriginRefused,
+    /// No such route.
+    RouteNotFound,
+    /// No such database.
+    DatabaseNotFound,
+    /// Nothing at this key.
+    KeyNotFound,
+    /// The route does not take this method.
+    MethodNotAllowed,
+    /// The body did not arrive in time.
+    BodyTimeout,
+    /// The key is too long.
+    KeyTooLong,
+    /// The value is too long.
+    ValueTooLong,
+    /// The batch has too many ops or bytes.
+    BatchTooLarge,
+    /// The body is too long for the route.
+    BodyTooLong,
+    /// The query string is too long.
+    QueryTooLong,
+    /// The write queue stayed full.
+    QueueFull,
+    /// Too many listings at once.
+    TooManyStreams,
+    /// A read failed.
+    ReadFailed,
+    /// Another part of the server failed.
+    Internal,
+    /// A peer could not be dialled.
+    DialFailed,
+    /// The database or the node is closed.
+    Closed,
+    /// An earlier commit failed; the store refuses writes until it is opened anew.
+    Poisoned,
+    /// The commit failed: the write may exist.
+    CommitFailed,
+    /// The dot was not covered in time.
+    NotCovered,
+    /// The disk is full.
+    DiskFull,
+}
+
+/// Whether the write of a failed request exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It does not.
+    NotWritten,
+    /// It may.
+    MaybeWritten,
+    /// It does.
+    Written,
+}
+
+impl Code {
+    /// The status and a title that does not change with the case.
+    pub fn status(self) -> (u16, &'static str) {
+        match self {
+            Self::BadRequest => (400, "Malformed request"),
+            Self::BadEncoding => (400, "Malformed percent-encoding"),
+            Self::BadKey => (400, "Not a key"),
+            Self::BadDatabaseName => (400, "Not a database name"),
+            Self::ConditionUnsupported => (501, "Conditions are not supported"),
+            Self::Unauthorized => (401, "A token is needed"),
+            Self::Forbidden => (403, "The token lacks the scope"),
+            Self::HostRefused => (403, "Foreign Host"),
+            Self::OriginRefused => (403, "Foreign Origin"),
+            Self::RouteNotFound => (404, "No such route"),
+            Self::DatabaseNotFound => (404, "No such database"),
+            Self::KeyNotFound => (404, "No such key"),
+            Self::MethodNotAllowed => (405, "Method not allowed"),
+            Self::BodyTimeout => (408, "The body took too long"),
+            Self::KeyTooLong => (413, "The key is too long"),
+            Self::ValueTooLong => (413, "The value is too long"),
+            Self::BatchTooLarge => (413, "The batch is too large"),
+            Self::BodyTooLong => (413, "The body is too long"),
+            Self::QueryTooLong => (414, "The query is too long"),
+            Self::QueueFull => (429, "The write queue is full"),
+            Self::TooManyStreams => (429, "Too many listings at once"),
+            Self::ReadFailed => (500, "A read failed"),
+            Self::Internal => (500, "Internal error"),
+            Self::DialFailed => (502, "The peer cannot be reached"),
+            Self::Closed => (503, "Closed"),
+            Self::Poisoned => (503, "The store refuses writes"),
+            Self::CommitFailed => (503, "The commit failed"),
+            Self::NotCovered => (503, "Not covered in time"),
+            Self::DiskFull => (507, "The disk is full"),
+        }
+    }
+
+    /// The number that was exceeded.
+    pub fn limit(self) -> Option<usize> {
+        match self {
+            Self::KeyTooLong => Some(limits::MAX_KEY_BYTES),
+            Self::ValueTooLong => Some(limits::MAX_VALUE_BYTES),
+            Self::QueryTooLong => Some(limits::MAX_QUERY_BYTES),
+            _ => None,
+        }
+    }
+
+    /// What became of the write, and whether the same request may succeed later, unless the case says otherwise.
+    fn usual(self) -> (Outcome, bool) {
+        let outcome = if self == Self::CommitFailed { Outcome::MaybeWritten } else { Outcome::NotWritten };
+        let retry =
+            matches!(self, Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered);
+        (outcome, retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::CommitFailed))
+    }
+}
+
+/// One error, as sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// A URN made of the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What kind of error it is.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What kind of error it is, for programs.
+    pub code: Code,
+    /// What happened, in this case.
+    pub detail: String,
+    /// The limit that was exceeded.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub limit: Option<usize>,
+    /// Whether the request's write exists.
+    pub outcome: Outcome,
+    /// Whether the same request may succeed later.
+    pub retry: bool,
+}
+
+impl Problem {
+    /// An error with what its code says of limit, outcome and retry.
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        let (status, title) = code.status();
+        let (outcome, retry) = code.usual();
+        let name = serde_json::to_value(code).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
+        let kind = format!("urn:kvdb:problem:{name}");
+        Self { kind, title: title.into(), status, code, detail: detail.into(), limit: code.limit(), outcome, retry }
+    }
+
+    /// The same error with the limit that was exceeded.
+    #[must_use]
+    pub fn with_limit(mut self, limit: usize) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// The same error where the write may exist.
+    #[must_use]
+    pub fn maybe_written(mut self) -> Self {
+        self.outcome = Outcome::MaybeWritten;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_names_code_status_limit_outcome_and_retry() {
+        let problem = Problem::new(Code::ValueTooLong, "the value has more than 1048576 bytes");
+        let json = serde_json::to_value(&problem).unwrap();
+        assert_eq!(json["type"], "urn:kvdb:problem:value_too_long");
+        assert_eq!((json["status"].as_u64(), json["limit"].as_u64()), (Some(413), Some(1 << 20)));
+        assert_eq!((json["outcome"].as_str(), json["retry"].as_bool()), (Some("not_written"), Some(false)));
+        assert_eq!(serde_json::from_value::<Problem>(json).unwrap(), problem);
+        assert_eq!(Problem::new(Code::CommitFailed, "").outcome, Outcome::MaybeWritten);
+    }
+}

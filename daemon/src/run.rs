@@ -1,0 +1,140 @@
+//! Wires a node to its HTTP interface, and takes them down in order.
+
+use std::path::{Path, PathBuf};
+
+use kvdb::{CloseError, DatabaseName, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
+use thiserror::Error;
+
+use crate::config::{self, Config, default_file};
+use crate::http::{App, Server, bind};
+
+/// A running daemon.
+pub struct Daemon {
+    node: Node,
+    server: Server,
+}
+
+/// Why a daemon did not start. Nothing was changed, unless the store says so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The HTTP address cannot be had.
+    #[error("{0}")]
+    Http(String),
+    /// The node cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The catalogue cannot be read.
+    #[error(transparent)]
+    Catalogue(#[from] ReadError),
+    /// A database cannot be opened.
+    #[error("database {name}: {source}")]
+    Database {
+        /// Its name.
+        name: DatabaseName,
+        /// Why.
+        source: OpenDatabaseError,
+    },
+}
+
+impl Daemon {
+    /// Binds the HTTP address, opens the node and its databases, and serves.
+    ///
+    /// # Errors
+    /// See [`StartError`]; what was opened is closed again.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let listener = bind(config.http.listen).await.map_err(StartError::Http)?;
+        let node = Node::open(config.node).await?;
+        if let Err(error) = open_databases(&node, config.databases).await {
+            drop(node.close().await);
+            return Err(error);
+        }
+        let app = App::new(node.clone(), &config.http);
+        let server = Server::start(listener, app).map_err(|error| StartError::Http(error.to_string()))?;
+        Ok(Self { node, server })
+    }
+
+    /// The HTTP interface's URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.server.address())
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Lets requests under way finish, then closes the node.
+    ///
+    /// # Errors
+    /// When the node's last sync failed.
+    pub async fn stop(self) -> Result<(), CloseError> {
+        self.server.stop().await;
+        self.node.close().await
+    }
+}
+
+/// Opens what is configured and what is there already, so that a restart replicates what was replicated before.
+async fn open_databases(node: &Node, configured: Vec<DatabaseName>) -> Result<(), StartError> {
+    let there = node.databases()?.into_iter().map(|info| info.name);
+    for name in configured.into_iter().chain(there) {
+        if let Err(source) = node.database(&name).await {
+            return Err(StartError::Database { name, source });
+        }
+    }
+    Ok(())
+}
+
+/// Why `kvdb init` made nothing.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum InitError {
+    /// There is a configuration or a node already.
+    #[error("{path} exists already; kvdb init overwrites nothing")]
+    Exists {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The node cannot be made.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+/// Makes a node: its directory with identity and empty store, and a commented configuration.
+///
+/// # Errors
+/// See [`InitError`].
+pub async fn init(data_dir: &Path, file: Option<&Path>) -> Result<(PeerId, PathBuf), InitError> {
+    let file = file.map_or_else(|| default_file(data_dir), Path::to_path_buf);
+    for path in [&file, &data_dir.join("identity.key")] {
+        if path.symlink_metadata().is_ok() {
+            return Err(InitError::Exists { path: path.clone() });
+        }
+    }
+    let data_dir = std::path::absolute(data_dir).map_err(|source| InitError::Write { path: data_dir.into(), source })?;
+    let node = Node::open(NodeOptions::new(&data_dir)).await?;
+    let peer = node.peer_id();
+    drop(node.close().await);
+    write_new(&file, &config::template(&data_dir)).map_err(|source| InitError::Write { path: file.clone(), source })?;
+    Ok((peer, file))
+}
+
+/// Writes a file that must not be there yet, for its owner only: it will hold secrets.
+fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}

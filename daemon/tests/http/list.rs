@@ -1,0 +1,148 @@
+//! Listings against a naive reference.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::support::TestNode;
+
+fn fill(node: &TestNode, keys: &[String]) {
+    for chunk in keys.chunks(1_000) {
+        let ops: Vec<Value> = chunk.iter().map(|key| json!({"put": key, "value": key})).collect();
+        assert_eq!(node.db("POST", "batch", json!({ "ops": ops }).to_string().as_bytes()).status, 200);
+    }
+}
+
+/// What a record names: a key, or a prefix with a slash after it.
+fn name(record: &Value) -> String {
+    let prefix = || format!("{}/", record["prefix"].as_str().unwrap());
+    record["key"].as_str().map_or_else(prefix, str::to_owned)
+}
+
+fn names(records: &[Value]) -> Vec<String> {
+    records.iter().map(name).collect()
+}
+
+/// All keys, filtered one by one, then folded.
+fn reference(keys: &[&str], prefix: &str, after: Option<&str>, limit: Option<usize>, reverse: bool, fold: bool) -> Vec<String> {
+    let start = format!("{}/", prefix.trim_end_matches('/'));
+    let passed = |key: &str| match after {
+        None => false,
+        Some(below) if below.ends_with('/') && !reverse => key < below || key.starts_with(below),
+        Some(after) if reverse => key >= after,
+        Some(after) => key <= after,
+    };
+    let name = |key: &&str| match key[start.len()..].find('/') {
+        Some(at) if fold => format!("{}/", &key[..start.len() + at]),
+        _ => (*key).to_owned(),
+    };
+    let names: BTreeSet<String> = keys.iter().filter(|key| key.starts_with(&start) && !passed(key)).map(name).collect();
+    let mut names: Vec<String> = names.into_iter().collect();
+    if reverse {
+        names.reverse();
+    }
+    names.truncate(limit.unwrap_or(usize::MAX));
+    names
+}
+
+#[test]
+fn r17_prefix_after_limit_reverse_and_delimiter_equal_a_naive_reference() {
+    let node = TestNode::start();
+    let keys = ["/a", "/a/1", "/a/2", "/a-b", "/ab", "/a/1/x", "/v", "/a/v", "/a/p"];
+    fill(&node, &keys.map(str::to_owned));
+    let mut compared = 0;
+    for prefix in ["", "/", "/a", "a/", "/a/1", "/v", "/none"] {
+        for after in [None, Some("/a"), Some("/a/1"), Some("/a/1/"), Some("/a-b"), Some("/a/"), Some("/zzz"), Some("/0")] {
+            for limit in [None, Some(1), Some(2), Some(100)] {
+                for (reverse, fold) in [(false, false), (false, true), (true, false), (true, true)] {
+                    let after_text = after.map(|after| format!("&after={after}")).unwrap_or_default();
+                    let limit_text = limit.map(|limit| format!("&limit={limit}")).unwrap_or_default();
+                    let delimiter = if fold { "&delimiter=/" } else { "" };
+                    let query = format!("prefix={prefix}&reverse={reverse}&keys_only=1{after_text}{limit_text}{delimiter}");
+                    let normal = format!("/{}", prefix.trim_matches('/'));
+                    let (records, _) = node.list(&query);
+                    assert_eq!(names(&records), reference(&keys, &normal, after, limit, reverse, fold), "{query}");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 500);
+}
+
+#[test]
+fn k02_a_prefix_is_made_of_whole_segments_in_http_and_cli() {
+    let node = TestNode::start();
+    fill(&node, &["/foo", "/foo/1", "/foobar", "/foo-1"].map(str::to_owned));
+    for (prefix, expected) in [("/foo", "/foo/1\n"), ("/foo/", "/foo/1\n"), ("/fo", ""), ("", "/foo\n/foo-1\n/foo/1\n/foobar\n")]
+    {
+        let listed = node.kvdb(&["ls", prefix], b"");
+        assert_eq!((listed.status.code(), String::from_utf8_lossy(&listed.stdout).as_ref()), (Some(0), expected), "{prefix}");
+        let (records, _) = node.list(&format!("prefix={prefix}"));
+        assert_eq!(names(&records), expected.lines().collect::<Vec<_>>());
+        let exported = node.kvdb(&["export", prefix], b"").stdout;
+        assert_eq!(String::from_utf8(exported).unwrap().lines().count(), expected.lines().count() + 1);
+    }
+    let folded = node.kvdb(&["ls", "--delimiter"], b"").stdout;
+    assert_eq!(String::from_utf8(folded).unwrap(), "/foo\n/foo-1\n/foo/\n/foobar\n");
+    let help = String::from_utf8(node.kvdb(&["ls", "--help"], b"").stdout).unwrap();
+    for key in ["/foo/1", "/foobar", "/foo-1"] {
+        assert!(help.contains(key), "the help shows this very example");
+    }
+}
+
+#[test]
+fn a02_pages_of_any_size_make_the_whole() {
+    let node = TestNode::start();
+    let all: Vec<String> = (0..3_000).map(|n| format!("/{}/{n:05}", if n % 3 == 0 { "b" } else { "a" })).collect();
+    fill(&node, &all);
+    let mut expected: Vec<String> = all.iter().filter(|key| key.starts_with("/a/")).cloned().collect();
+    for (limit, reverse) in [(1, false), (500, false), (499, true), (10_000, false), (2_000, false)] {
+        if reverse {
+            expected.reverse();
+        }
+        let mut after = String::new();
+        let mut found = Vec::new();
+        let most = if limit == 1 { 20 } else { usize::MAX };
+        while found.len() < most {
+            let (records, end) = node.list(&format!("prefix=/a&limit={limit}&reverse={reverse}{after}&keys_only=true"));
+            assert!(records.len() <= limit);
+            found.extend(names(&records));
+            match end["next"].as_str() {
+                Some(next) => after = format!("&after={next}"),
+                None => break,
+            }
+        }
+        let whole = expected.iter().take(most).cloned().collect::<Vec<_>>();
+        assert_eq!(found, whole, "limit {limit}");
+        if reverse {
+            expected.reverse();
+        }
+    }
+    let (records, end) = node.list("delimiter=/&limit=1");
+    assert_eq!((names(&records), end["next"].as_str()), (vec!["/a/".to_owned()], Some("/a/")));
+    let (records, end) = node.list("delimiter=/&limit=1&after=/a/");
+    assert_eq!((names(&records), end["next"].as_str()), (vec!["/b/".to_owned()], None));
+}
+
+#[test]
+fn a01_a_listing_is_streamed_and_a_client_that_leaves_stops_it() {
+    use std::io::{Read as _, Write as _};
+    let node = TestNode::start();
+    let ops: Vec<Value> = (0..64).map(|n| json!({"put": format!("/big/{n}"), "value": "x".repeat(60_000)})).collect();
+    assert_eq!(node.db("POST", "batch", json!({ "ops": ops }).to_string().as_bytes()).status, 200);
+    // More clients than there are places for listings, each gone after the first bytes: their places come back.
+    for _ in 0..200 {
+        let mut stream = std::net::TcpStream::connect(node.url().strip_prefix("http://").unwrap()).unwrap();
+        stream.write_all(b"GET /v1/databases/d/list HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut some = [0; 16];
+        stream.read_exact(&mut some).unwrap();
+    }
+    let mut tries = 0;
+    while node.db("GET", "list?limit=1", b"").status == 429 {
+        tries += 1;
+        assert!(tries < 1_000, "the places never came back");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(node.list("prefix=/big").0.len(), 64);
+}
