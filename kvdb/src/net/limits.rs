@@ -61,6 +61,8 @@ pub const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A stream must bring its Hello within this time.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
+/// A connection must be encrypted, authenticated and multiplexed within this time.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections per peer: two, so that simultaneous dials do not kill each other.
 pub const MAX_CONNECTIONS_PER_PEER: u32 = 2;
 /// Connections in all; bootstrap peers are exempt.

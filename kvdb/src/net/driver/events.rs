@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// A connection that ends sooner was not wanted.
+const SHORT_CONNECTION: Moment = Moment::from_millis(500);
+
 impl<B: Backend> Driver<B> {
     pub(super) fn network_event(&mut self, event: Event) {
         self.touch_status();
@@ -75,12 +78,16 @@ impl<B: Backend> Driver<B> {
 
     fn disconnected(&mut self, peer: PeerId, left: u32, cause: Option<String>) {
         let now = self.now();
+        let known = self.book.get_mut(&peer).map(|known| (known.since, known.outgoing));
         self.book.disconnected(peer, left, now, rand::random());
         if left > 0 {
             // The stream may have been on the connection that is gone; its tasks say so themselves.
             return;
         }
         tracing::debug!(%peer, cause, "disconnected");
+        if known.is_some_and(|(since, outgoing)| outgoing && now < since + SHORT_CONNECTION) {
+            tracing::warn!(%peer, "the peer ended the connection at once: likely this node is not on its allow list (option `allow`)");
+        }
         self.count("disconnections");
         self.subscriptions.remove(&peer);
         self.gossip(gossip::Input::Disconnected(peer), None);
