@@ -92,9 +92,9 @@ impl Network {
         let transport = transport(identity, options).map_err(setup)?;
         let allow = options.allow.as_ref().map(|allowed| {
             let mut behaviour = allow_block_list::Behaviour::<allow_block_list::AllowedPeers>::default();
-            allowed.iter().for_each(|peer| {
+            for peer in allowed {
                 behaviour.allow_peer(*peer);
-            });
+            }
             behaviour
         });
         let mut limits = connection_limits::Behaviour::new(
@@ -104,14 +104,16 @@ impl Network {
                 .with_max_established(Some(MAX_CONNECTIONS))
                 .with_max_established_per_peer(Some(MAX_CONNECTIONS_PER_PEER)),
         );
-        exempt.iter().for_each(|peer| limits.bypass_peer_id(peer));
+        for peer in exempt {
+            limits.bypass_peer_id(peer);
+        }
         let agent = format!("kvdb/{}", env!("CARGO_PKG_VERSION"));
-        let identify = identify::Config::new(FAMILY.to_owned(), identity.public()).with_agent_version(agent);
+        let about_us = identify::Config::new(FAMILY.to_owned(), identity.public()).with_agent_version(agent);
         let behaviour = Behaviour {
             allow: Toggle::from(allow),
             limits,
             gossipsub: gossipsub().map_err(setup)?,
-            identify: identify::Behaviour::new(identify),
+            identify: identify::Behaviour::new(about_us),
             ping: ping::Behaviour::new(ping::Config::new()),
             stream: libp2p_stream::Behaviour::new(),
         };

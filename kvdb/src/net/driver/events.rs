@@ -27,7 +27,7 @@ impl<B: Backend> Driver<B> {
                 let due = self.book.due(now);
                 self.dial_all(due);
             }
-            Event::Disconnected { peer, left, cause } => self.disconnected(peer, left, cause),
+            Event::Disconnected { peer, left, cause } => self.disconnected(peer, left, cause.as_deref()),
             Event::DialFailed { connection, ourself, cause } => {
                 self.count("dials_failed");
                 self.book.dial_failed(connection, ourself, cause, now, rand::random());
@@ -65,7 +65,9 @@ impl<B: Backend> Driver<B> {
             Event::Identified { peer, agent, protocol, addresses } => {
                 if let Some(known) = self.book.get_mut(&peer) {
                     (known.agent, known.protocol) = (agent, protocol);
-                    addresses.into_iter().for_each(|address| known.learn(address));
+                    for address in addresses {
+                        known.learn(address);
+                    }
                 }
             }
             Event::Ping(peer, time) => {
@@ -76,7 +78,7 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    fn disconnected(&mut self, peer: PeerId, left: u32, cause: Option<String>) {
+    fn disconnected(&mut self, peer: PeerId, left: u32, cause: Option<&str>) {
         let now = self.now();
         let known = self.book.get_mut(&peer).map(|known| (known.since, known.outgoing));
         self.book.disconnected(peer, left, now, rand::random());

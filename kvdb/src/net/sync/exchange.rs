@@ -1,8 +1,10 @@
 //! Comparing replicas: question, answer, lists, and when to ask again.
 
 use super::session::Cursor;
-use super::*;
-use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET};
+use super::{
+    DatabaseId, DisconnectReason, ErrorCode, Frame, Misbehaviour, Moment, PeerId, ReplicaId, Report, SessionId, SyncMachine,
+};
+use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET};
 use crate::net::wire::{HaveKind, Summary};
 
 impl SyncMachine {

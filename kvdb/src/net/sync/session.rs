@@ -16,6 +16,7 @@ pub(super) enum Cursor {
 
 /// One database with one peer.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that vary independently")]
 pub(super) struct Session {
     pub(super) peer: PeerId,
     pub(super) database: DatabaseId,

@@ -151,7 +151,9 @@ impl World {
         self.nodes[n].engine.store = store;
         self.nodes[n].machine = SyncMachine::new(self.nodes[n].id);
         self.nodes[n].jobs.clear();
-        databases.iter().for_each(|db| self.open(n, *db));
+        for db in databases {
+            self.open(n, *db);
+        }
     }
 
     fn job(&mut self, n: usize, job: Job) {
@@ -160,7 +162,9 @@ impl World {
             Job::Deliver(session, db, from, blocks, bytes) => {
                 let source = Source(u64::from(from.to_bytes()[10]));
                 let (delivery, news) = self.nodes[n].engine.deliver(db, blocks, source);
-                news.into_iter().for_each(|news| self.news(n, news));
+                if let Some(news) = news {
+                    self.news(n, news);
+                }
                 self.input(n, Input::Delivered(session, bytes, Some(delivery)));
             }
             Job::Read(session, db, from, max_bytes, skip) => {
@@ -201,7 +205,7 @@ impl World {
                 let frame = self.nodes[n].links.get_mut(&from).unwrap().pop_front().unwrap();
                 let size = frame.size_hint();
                 let written = matches!(frame, Frame::Blocks { .. });
-                self.receive(n, from, frame);
+                self.receive(n, from, &frame);
                 if written {
                     let sender = self.index(&from);
                     let to = self.nodes[n].id;
@@ -212,7 +216,7 @@ impl World {
         true
     }
 
-    fn receive(&mut self, n: usize, from: PeerId, frame: Frame) {
+    fn receive(&mut self, n: usize, from: PeerId, frame: &Frame) {
         let input = match Frame::decode(frame.encode()).unwrap() {
             Frame::Blocks { database, blocks } => {
                 // Signatures are not what these tests are about.
@@ -331,7 +335,9 @@ fn d06_two_heads_at_once_end_as_one_head() {
         let mut world = World::new((1..=3).map(ToyEngine::new).collect(), seed);
         let db = database("d");
         (0..3).for_each(|n| world.open(n, db));
-        [(0, 1), (0, 2), (1, 2)].into_iter().for_each(|(a, b)| world.connect(a, b));
+        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+            world.connect(a, b);
+        }
         world.settle();
         world.put(0, db, "/a", 10);
         for _ in 0..seed {
@@ -363,7 +369,9 @@ fn d12_a_restarted_node_keeps_and_spreads_its_own_last_write() {
     world.connect(0, 1);
     world.put(1, dbs[0], "/k1", 5);
     while world.step() {}
-    dbs.iter().for_each(|db| world.open(0, *db));
+    for db in dbs {
+        world.open(0, db);
+    }
     world.settle();
     for db in dbs {
         world.assert_equal(&db);
@@ -374,7 +382,9 @@ fn d12_a_restarted_node_keeps_and_spreads_its_own_last_write() {
 /// Hands a block to a node as gossip does.
 fn gossip(world: &mut World, n: usize, db: DatabaseId, block: Block) {
     let (_, news) = world.nodes[n].engine.deliver(db, vec![block], Source(9));
-    news.into_iter().for_each(|news| world.news(n, news));
+    if let Some(news) = news {
+        world.news(n, news);
+    }
 }
 
 #[test]
@@ -502,7 +512,9 @@ fn only_the_nearest_peers_are_fed_and_the_others_are_equal_after_an_announcement
     let behind: Vec<usize> = (1..11).filter(|n| world.nodes[*n].engine.replica(&db).vv().is_empty()).collect();
     assert_eq!(behind.len(), 10 - 8);
     let (from, hash) = (world.nodes[0].id, world.nodes[0].engine.replica(&db).vv().hash());
-    behind.iter().for_each(|n| world.input(*n, Input::StartSync(db, from, Some(hash))));
+    for n in behind {
+        world.input(n, Input::StartSync(db, from, Some(hash)));
+    }
     world.settle();
     world.assert_equal(&db);
 }
@@ -547,7 +559,7 @@ fn against(frames: Vec<Frame>) -> World {
     let other = world.nodes[1].id;
     world.input(0, Input::PeerUp(other));
     for frame in frames {
-        world.receive(0, other, frame);
+        world.receive(0, other, &frame);
     }
     world
 }
@@ -598,7 +610,7 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
         let other = world.nodes[1].id;
         assert_eq!(world.nodes[0].cut, [(other, reason)], "{frames:?}");
         // What else it says is not looked at.
-        world.receive(0, other, Frame::Open(db));
+        world.receive(0, other, &Frame::Open(db));
         assert_eq!(world.nodes[0].cut.len(), 1);
         assert!(world.nodes[0].machine.sessions.is_empty() && world.nodes[0].machine.timers.is_empty());
     }
@@ -611,7 +623,7 @@ fn equal_vectors_with_another_digest_are_reported() {
     let ours = world.nodes[0].machine.locals()[&db].summary();
     let theirs = Summary { digest: crdt::Digest(1), ..ours };
     let other = world.nodes[1].id;
-    world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
+    world.receive(0, other, &Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
     assert_eq!(world.nodes[0].reports, [Report::Disagreement(other, db)]);
 }
 
@@ -621,8 +633,8 @@ fn a_difference_that_never_heals_is_asked_about_less_and_less() {
     let (db, other) = (database("d"), world.nodes[1].id);
     let theirs = Summary { vv_hash: [1; 32], count: 1, heads_hash: [1; 32], digest: crdt::Digest(1) };
     let entries = vec![(ReplicaId([1; 16]), 1)];
-    world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
-    world.receive(0, other, Frame::HaveList { database: db, entries: entries.clone(), last: true });
+    world.receive(0, other, &Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
+    world.receive(0, other, &Frame::HaveList { database: db, entries: entries.clone(), last: true });
     let mut questions = 0;
     while world.now < Duration::from_secs(3_600) {
         world.now = world.nodes[0].machine.wake().unwrap();
@@ -631,8 +643,8 @@ fn a_difference_that_never_heals_is_asked_about_less_and_less() {
         while world.step() {}
         if world.nodes[0].sent["have"] > before {
             questions += 1;
-            world.receive(0, other, Frame::Have { database: db, kind: HaveKind::Answer, summary: theirs });
-            world.receive(0, other, Frame::HaveList { database: db, entries: entries.clone(), last: true });
+            world.receive(0, other, &Frame::Have { database: db, kind: HaveKind::Answer, summary: theirs });
+            world.receive(0, other, &Frame::HaveList { database: db, entries: entries.clone(), last: true });
         }
     }
     assert!((12..=30).contains(&questions), "{questions}");
