@@ -604,6 +604,14 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
         (vec![hello(), Frame::Open(db), ack(0, 5), ack(0, 4)], misbehaved(Misbehaviour::Ack)),
         (vec![hello(), Frame::Open(db), ack(1, 5)], misbehaved(Misbehaviour::Ack)),
         (vec![hello(), Frame::Open(db), have(many)], limit),
+        (
+            [hello(), Frame::Open(db)].into_iter().chain(std::iter::repeat_n(have(summary), 21)).collect(),
+            misbehaved(Misbehaviour::Questions),
+        ),
+        (
+            vec![hello(), Frame::Error { code: ErrorCode::Limit, text: "no".into() }],
+            DisconnectReason::Remote { code: ErrorCode::Limit, text: "no".into() },
+        ),
         ([hello(), Frame::Open(db)].into_iter().chain(answers(3)).collect(), misbehaved(Misbehaviour::Unasked)),
     ] {
         let mut world = against(frames.clone());
