@@ -302,6 +302,23 @@ fn a_live_feed_carries_each_new_block_once_and_not_back() {
 }
 
 #[test]
+fn a_write_while_replicas_are_compared_needs_no_second_comparison() {
+    for seed in 0..100 {
+        let mut world = World::new((1..=2).map(ToyEngine::new).collect(), seed);
+        let db = database("d");
+        (0..2).for_each(|n| world.open(n, db));
+        world.connect(0, 1);
+        for _ in 0..seed % 20 {
+            world.step();
+        }
+        (0..2).for_each(|n| world.put(n, db, "/k", 1));
+        // No time passes.
+        while world.step() {}
+        world.assert_equal(&db);
+    }
+}
+
+#[test]
 fn d01_a_catch_up_cut_anywhere_goes_on_after_the_fault_without_a_write() {
     for steps in [20, 200, 500, 1_500] {
         for kill in [false, true] {
