@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::Moment;
-use super::limits::{MAX_HAVE_ENTRIES, MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BYTES};
+use super::limits::{MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BYTES};
 use super::local::{Local, Locals};
 use super::wire::{ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};

@@ -5,7 +5,7 @@ use crdt::{PendingLimits, Source};
 use quickcheck::quickcheck;
 
 use super::*;
-use crate::net::limits::{MAX_FRAME_BYTES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
+use crate::net::limits::{MAX_FRAME_BYTES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
 use crate::net::testing::{ToyEngine, database};
 use crate::net::wire::{HaveKind, Hello, Summary};
 
