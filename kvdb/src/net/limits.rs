@@ -52,6 +52,8 @@ pub const GOSSIP_FRAME_BYTES: usize = 1 << 20;
 
 /// Shortest time between two exchanges of version vectors with one peer about one database.
 pub const MIN_SYNC_GAP: Duration = Duration::from_millis(500);
+/// Questions that a peer may ask about one database within a second; each may cost a whole version vector.
+pub const MAX_QUESTIONS_PER_SECOND: u32 = 20;
 /// Longest back-off of exchanges that bring nothing; at least this often everything is compared.
 pub const MAX_SYNC_GAP: Duration = Duration::from_secs(600);
 
@@ -61,6 +63,8 @@ pub const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A stream must bring its Hello within this time.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(20);
+/// A connection must be encrypted, authenticated and multiplexed within this time.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections per peer: two, so that simultaneous dials do not kill each other.
 pub const MAX_CONNECTIONS_PER_PEER: u32 = 2;
 /// Connections in all; bootstrap peers are exempt.

@@ -304,7 +304,7 @@ mod tests {
             assert_eq!(book.wake(), None);
             book.dial_failed(id(n), false, "refused".into(), now, 255);
             let next = book.wake().unwrap();
-            waits.push(next - now);
+            waits.push(next.saturating_sub(now));
             assert!(book.due(now).is_empty());
             now = next;
         }
@@ -338,7 +338,9 @@ mod tests {
         let peer = PeerId::random();
         book.connected(peer, id(1), address(1), false, 1, Moment::ZERO);
         book.punish(peer, true, Moment::ZERO);
-        assert!(book.is_refused(&peer, MIN_PENALTY - Duration::from_millis(1)) && !book.is_refused(&peer, MIN_PENALTY));
+        assert!(
+            book.is_refused(&peer, MIN_PENALTY.saturating_sub(Duration::from_millis(1))) && !book.is_refused(&peer, MIN_PENALTY)
+        );
         book.disconnected(peer, 0, Moment::ZERO, 0);
         book.connected(peer, id(2), address(1), false, 1, Moment::ZERO);
         book.punish(peer, true, Moment::ZERO);

@@ -74,10 +74,10 @@ impl Link {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let (reading, writing) = stream.split();
-        let (frames, waiting) = mpsc::unbounded_channel();
+        let (frames, queue) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicUsize::new(0));
         let writer = Writer { reports: reports.clone(), peer, epoch, queued: Arc::clone(&queued) };
-        tokio::spawn(writer.run(writing, waiting));
+        tokio::spawn(writer.run(writing, queue));
         let reader = tokio::spawn(async move {
             let end = read(BufReader::with_capacity(64 << 10, reading), peer, epoch, &reports).await;
             if let Err(error) = end {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt as _;
+use libp2p::core::transport::timeout::TransportTimeout;
 use libp2p::core::transport::{Boxed, OrTransport};
 use libp2p::core::{ConnectedPoint, muxing::StreamMuxerBox, upgrade};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, MessageAuthenticity, MessageId, TopicHash, ValidationMode};
@@ -16,7 +17,8 @@ use libp2p::{Multiaddr, PeerId, Transport as _, allow_block_list, connection_lim
 use sha2::{Digest as _, Sha256};
 
 use super::limits::{
-    GOSSIP_FRAME_BYTES, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_OPEN_DATABASES, MAX_PENDING_INCOMING, MAX_PENDING_OUTGOING,
+    GOSSIP_FRAME_BYTES, HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_OPEN_DATABASES, MAX_PENDING_INCOMING,
+    MAX_PENDING_OUTGOING,
 };
 use super::options::{NetworkError, NetworkOptions};
 
@@ -90,9 +92,9 @@ impl Network {
         let transport = transport(identity, options).map_err(setup)?;
         let allow = options.allow.as_ref().map(|allowed| {
             let mut behaviour = allow_block_list::Behaviour::<allow_block_list::AllowedPeers>::default();
-            allowed.iter().for_each(|peer| {
+            for peer in allowed {
                 behaviour.allow_peer(*peer);
-            });
+            }
             behaviour
         });
         let mut limits = connection_limits::Behaviour::new(
@@ -102,14 +104,16 @@ impl Network {
                 .with_max_established(Some(MAX_CONNECTIONS))
                 .with_max_established_per_peer(Some(MAX_CONNECTIONS_PER_PEER)),
         );
-        exempt.iter().for_each(|peer| limits.bypass_peer_id(peer));
+        for peer in exempt {
+            limits.bypass_peer_id(peer);
+        }
         let agent = format!("kvdb/{}", env!("CARGO_PKG_VERSION"));
-        let identify = identify::Config::new(FAMILY.to_owned(), identity.public()).with_agent_version(agent);
+        let about_us = identify::Config::new(FAMILY.to_owned(), identity.public()).with_agent_version(agent);
         let behaviour = Behaviour {
             allow: Toggle::from(allow),
             limits,
             gossipsub: gossipsub().map_err(setup)?,
-            identify: identify::Behaviour::new(identify),
+            identify: identify::Behaviour::new(about_us),
             ping: ping::Behaviour::new(ping::Config::new()),
             stream: libp2p_stream::Behaviour::new(),
         };
@@ -222,7 +226,8 @@ fn transport(identity: &Keypair, options: &NetworkOptions) -> Result<Boxed<(Peer
         }
     };
     let dns = libp2p::dns::tokio::Transport::system(plain).map_err(|error| format!("the DNS settings: {error}"))?;
-    Ok(dns.boxed())
+    // Without it whoever connects and says nothing would stay for ever.
+    Ok(TransportTimeout::new(dns, HANDSHAKE_TIMEOUT).boxed())
 }
 
 fn gossipsub() -> Result<gossipsub::Behaviour<gossipsub::IdentityTransform, Filter>, String> {
@@ -345,13 +350,12 @@ fn explain_denied(not_allowed: bool, text: &str) -> String {
 
 /// A wrong pre-shared key turns everything after it into noise, so it shows only as a handshake that fails.
 fn explain_handshake(text: &str) -> String {
-    let refused = ["refused", "unreachable", "Timeout", "timed out", "No route", "not supported"];
-    if refused.iter().any(|word| text.contains(word)) {
+    let network = ["refused", "unreachable", "No route", "not supported"];
+    if network.iter().any(|word| text.contains(word)) {
         return text.to_owned();
     }
-    format!(
-        "{text}: if the address is right, the two nodes likely have different network keys (option `network_key`), or only one has"
-    )
+    let key = "the two nodes likely have different network keys (option `network_key`), or only one of them has one";
+    format!("{text}: if the address is right and the node runs, {key}")
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

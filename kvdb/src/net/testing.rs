@@ -24,6 +24,8 @@ pub(crate) struct ToyEngine {
     signer: Ed25519Signer,
     random: u64,
     limits: PendingLimits,
+    /// Nothing is ever said to be on disk.
+    pub(crate) lazy: bool,
 }
 
 impl ToyEngine {
@@ -34,6 +36,7 @@ impl ToyEngine {
             signer: Ed25519Signer::from_seed([seed; 32]),
             random: u64::from(seed) << 32,
             limits: PendingLimits::default(),
+            lazy: false,
         }
     }
 
@@ -86,6 +89,14 @@ impl ToyEngine {
         (delivery, news)
     }
 
+    /// Many keys in one block.
+    pub(crate) fn put_many(&mut self, id: DatabaseId, keys: std::ops::Range<u32>) -> News {
+        let change = |_| Change::Put { value: Bytes::from_static(&[7; 100]), expiry: None };
+        let op = |i| LocalOp { key: Key::parse(&format!("/keys/of/32/bytes/{i:013}")).unwrap(), change: change(i) };
+        let ops = keys.map(op).collect();
+        self.turn(id, Input::Write(vec![LocalWrite { token: Token(0), request: None, ops }])).1.unwrap()
+    }
+
     fn turn(&mut self, id: DatabaseId, input: Input) -> (Vec<Effect>, Option<News>) {
         let replica = self.replicas.get_mut(&id).unwrap();
         let mut random = || {
@@ -98,8 +109,12 @@ impl ToyEngine {
         let step = replica.finish(turn);
         let committed = Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap().pop().unwrap();
         let vv = committed.vv;
-        let news =
-            (!vv.is_empty()).then(|| News::Advanced(id, Progress { durable: vv.clone(), vv, ..progress(&self.replicas[&id]) }));
+        let news = (!vv.is_empty()).then(|| {
+            News::Advanced(
+                id,
+                Progress { durable: if self.lazy { Vec::new() } else { vv.clone() }, vv, ..progress(&self.replicas[&id]) },
+            )
+        });
         (committed.effects, news)
     }
 

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// A connection that ends sooner was not wanted.
+const SHORT_CONNECTION: Moment = Moment::from_millis(500);
+
 impl<B: Backend> Driver<B> {
     pub(super) fn network_event(&mut self, event: Event) {
         self.touch_status();
@@ -24,7 +27,7 @@ impl<B: Backend> Driver<B> {
                 let due = self.book.due(now);
                 self.dial_all(due);
             }
-            Event::Disconnected { peer, left, cause } => self.disconnected(peer, left, cause),
+            Event::Disconnected { peer, left, cause } => self.disconnected(peer, left, cause.as_deref()),
             Event::DialFailed { connection, ourself, cause } => {
                 self.count("dials_failed");
                 self.book.dial_failed(connection, ourself, cause, now, rand::random());
@@ -62,7 +65,9 @@ impl<B: Backend> Driver<B> {
             Event::Identified { peer, agent, protocol, addresses } => {
                 if let Some(known) = self.book.get_mut(&peer) {
                     (known.agent, known.protocol) = (agent, protocol);
-                    addresses.into_iter().for_each(|address| known.learn(address));
+                    for address in addresses {
+                        known.learn(address);
+                    }
                 }
             }
             Event::Ping(peer, time) => {
@@ -73,14 +78,18 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    fn disconnected(&mut self, peer: PeerId, left: u32, cause: Option<String>) {
+    fn disconnected(&mut self, peer: PeerId, left: u32, cause: Option<&str>) {
         let now = self.now();
+        let known = self.book.get_mut(&peer).map(|known| (known.since, known.outgoing));
         self.book.disconnected(peer, left, now, rand::random());
         if left > 0 {
             // The stream may have been on the connection that is gone; its tasks say so themselves.
             return;
         }
         tracing::debug!(%peer, cause, "disconnected");
+        if known.is_some_and(|(since, outgoing)| outgoing && now < since + SHORT_CONNECTION) {
+            tracing::warn!(%peer, "the peer ended the connection at once: likely this node is not on its allow list (option `allow`)");
+        }
         self.count("disconnections");
         self.subscriptions.remove(&peer);
         self.gossip(gossip::Input::Disconnected(peer), None);

@@ -46,8 +46,13 @@ impl<B: Backend> Driver<B> {
 
     fn cut_off(&mut self, peer: PeerId, reason: &DisconnectReason) {
         let misbehaved = matches!(reason, DisconnectReason::Misbehaved(_));
+        let what = match reason {
+            DisconnectReason::Misbehaved(_) => "sync_misbehaviour",
+            DisconnectReason::Remote { .. } => "sync_remote_errors",
+            _ => "sync_incompatible",
+        };
         tracing::warn!(%peer, %reason, "sync with this peer ends for a while");
-        self.count(if misbehaved { "sync_misbehaviour" } else { "sync_incompatible" });
+        self.count(what);
         let now = self.now();
         self.book.punish(peer, misbehaved, now);
         // What was sent before, the reason among it, is still written.
@@ -66,10 +71,6 @@ impl<B: Backend> Driver<B> {
             Report::Dropped(peer, database) => {
                 self.count("sync_dropped");
                 tracing::warn!(%peer, %database, "the peer says that this database was dropped");
-            }
-            Report::RemoteError(peer, code, text) => {
-                self.count("sync_remote_errors");
-                tracing::warn!(%peer, ?code, text, "the peer ends the sync");
             }
         }
     }

@@ -20,7 +20,8 @@ pub(super) struct Hearing {
     /// Until when each must be heard of in each of its databases.
     until: BTreeMap<PeerId, BTreeMap<DatabaseId, Moment>>,
     by_time: BTreeSet<(Moment, PeerId, DatabaseId)>,
-    /// How often a peer was found silent, without a word since.
+    /// How often a peer was found silent. A word from it changes nothing: it may only have a longer interval than this
+    /// node, and must not lose its connection in each of them.
     silent: BTreeMap<PeerId, u32>,
 }
 
@@ -66,7 +67,6 @@ impl Hearing {
 
     pub(super) fn heard(&mut self, peer: PeerId, database: DatabaseId, now: Moment) {
         if self.until.get(&peer).is_some_and(|databases| databases.contains_key(&database)) {
-            self.silent.remove(&peer);
             self.set(peer, database, now);
         }
     }

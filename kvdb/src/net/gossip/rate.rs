@@ -42,7 +42,7 @@ mod tests {
         let mut rate = Rate::new(Duration::ZERO);
         let small = (0..100).filter(|_| rate.allows(10, Duration::from_millis(5))).count();
         assert_eq!(small as u64, GOSSIP_BLOCKS_PER_SECOND);
-        let later = Duration::from_millis(1_000);
+        let later = Duration::from_secs(1);
         let large = (0..100).filter(|_| rate.allows(32 << 10, later)).count();
         assert_eq!(large, 32);
     }

@@ -1,8 +1,12 @@
 //! Comparing replicas: question, answer, lists, and when to ask again.
 
 use super::session::Cursor;
-use super::*;
-use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET};
+use super::{
+    DatabaseId, DisconnectReason, ErrorCode, Frame, Misbehaviour, Moment, PeerId, ReplicaId, Report, SessionId, SyncMachine,
+};
+use crate::net::limits::{
+    MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_QUESTIONS_PER_SECOND, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET,
+};
 use crate::net::wire::{HaveKind, Summary};
 
 impl SyncMachine {
@@ -44,6 +48,12 @@ impl SyncMachine {
         let ours = local.summary();
         match kind {
             HaveKind::Question => {
+                let (since, count) = session.questions;
+                session.questions = if self.now < since + Moment::from_secs(1) { (since, count + 1) } else { (self.now, 1) };
+                if session.questions.1 > MAX_QUESTIONS_PER_SECOND {
+                    self.misbehaved(peer, Misbehaviour::Questions);
+                    return;
+                }
                 session.list_sent = false;
                 self.send(peer, Frame::Have { database, kind: HaveKind::Answer, summary: ours });
             }

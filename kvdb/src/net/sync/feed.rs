@@ -26,10 +26,10 @@ impl SyncMachine {
             let Some(database) = after.or_else(|| peer.ready.first().copied()) else { return };
             peer.turn = Some(database);
             let id = peer.sessions.get(&database).copied();
-            if !id.is_some_and(|id| self.step(id)) {
-                if let Some(peer) = self.peers.get_mut(&to) {
-                    peer.ready.remove(&database);
-                }
+            if !id.is_some_and(|id| self.step(id))
+                && let Some(peer) = self.peers.get_mut(&to)
+            {
+                peer.ready.remove(&database);
             }
         }
     }

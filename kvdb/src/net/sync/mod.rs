@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::Moment;
-use super::limits::{MAX_HAVE_ENTRIES, MAX_OPEN_DATABASES, SYNC_CREDIT_BYTES};
+use super::limits::{MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BYTES};
 use super::local::{Local, Locals};
 use super::wire::{ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};
@@ -127,6 +127,14 @@ pub enum DisconnectReason {
         /// The value needed.
         limit: u64,
     },
+    /// The peer ends the stream.
+    #[error("the peer ends the sync: {text}")]
+    Remote {
+        /// The kind of error.
+        code: ErrorCode,
+        /// What it says.
+        text: String,
+    },
     /// The peer broke the protocol.
     #[error("the peer broke the sync protocol: {0}")]
     Misbehaved(Misbehaviour),
@@ -157,6 +165,9 @@ pub enum Misbehaviour {
     /// An acknowledgement below an earlier one, or of more than was sent.
     #[error("an acknowledgement that falls or exceeds what was sent")]
     Ack,
+    /// More questions than a second has room for.
+    #[error("more than {MAX_QUESTIONS_PER_SECOND} questions within a second")]
+    Questions,
     /// An answer to nothing.
     #[error("an answer without a question")]
     Unasked,
@@ -176,8 +187,6 @@ pub enum Report {
     TwoBlocks(PeerId, DatabaseId, Vec<Dot>),
     /// The peer says that the database was dropped.
     Dropped(PeerId, DatabaseId),
-    /// What the peer said before it left.
-    RemoteError(PeerId, ErrorCode, String),
 }
 
 /// How far a session has come.

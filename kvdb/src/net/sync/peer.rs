@@ -59,7 +59,10 @@ impl SyncMachine {
         match (frame, peer.hello.is_some()) {
             (Frame::Hello(_), true) => self.misbehaved(from, Misbehaviour::SecondHello),
             (Frame::Hello(hello), false) => self.hello(from, hello),
-            (Frame::Error { code, text }, _) => self.report(Report::RemoteError(from, code, text)),
+            (Frame::Error { code, text }, _) => {
+                self.out.push(Output::Disconnect(from, DisconnectReason::Remote { code, text }));
+                self.peer_down(&from);
+            }
             (_, false) => self.misbehaved(from, Misbehaviour::BeforeHello),
             (Frame::Open(database), true) => self.remote_opened(from, database),
             (Frame::Close(database), true) => self.remote_closed(from, database),

@@ -16,6 +16,7 @@ pub(super) enum Cursor {
 
 /// One database with one peer.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that vary independently")]
 pub(super) struct Session {
     pub(super) peer: PeerId,
     pub(super) database: DatabaseId,
@@ -61,6 +62,8 @@ pub(super) struct Session {
     // Comparing.
     /// Questions without an answer.
     pub(super) asked: u32,
+    /// Questions of the peer in the second that began then.
+    pub(super) questions: (Moment, u32),
     /// Our list went out since the last question of either side.
     pub(super) list_sent: bool,
     /// The peer's list, as far as it has come.
@@ -105,6 +108,7 @@ impl Session {
             live: false,
             round: false,
             asked: 0,
+            questions: (Moment::ZERO, 0),
             list_sent: false,
             incoming: VersionVector::default(),
             compared: None,
