@@ -18,6 +18,8 @@ pub const MAX_CONNECTIONS: usize = 1_024;
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a client may take to send a body.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a body is read past after its request was refused.
+pub const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a client may leave a listing unread before its connection is cut, without an end record.
 pub const STREAM_STALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of a listing that are gathered before they are sent.

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use kvdb::{Database, DatabaseId, DatabaseName, Durability, Node};
 use serde::Serialize;
 
+use super::body::Upload;
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
@@ -34,7 +35,7 @@ struct Inner {
 pub(super) struct Call {
     pub(super) query: Query,
     pub(super) headers: HeaderMap,
-    pub(super) body: Body,
+    pub(super) body: Upload,
 }
 
 impl App {
@@ -62,15 +63,22 @@ impl App {
         let (head, body) = request.into_parts();
         let route = Route::find(&head.method, head.uri.path());
         let label = route.as_ref().map_or("none", Route::label);
+        let (upload, headers) = (Upload::new(body), head.headers.clone());
         let answered = async {
             self.0.guard.check_source(&head.headers, &head.uri)?;
             // A caller without the scope learns nothing, not even which routes there are.
             let scope = route.as_ref().map_or(Some(crate::config::Scope::Read), Route::scope);
             self.0.guard.check_token(&head.headers, scope)?;
-            let call = Call { query: Query::parse(head.uri.query())?, headers: head.headers, body };
+            let call = Call { query: Query::parse(head.uri.query())?, headers: head.headers, body: upload.clone() };
             self.dispatch(route?, call).await
         };
-        let mut response = answered.await.unwrap_or_else(IntoResponse::into_response);
+        let mut response = match answered.await {
+            Ok(response) => response,
+            Err(problem) => {
+                upload.discard(&headers).await;
+                problem.into_response()
+            }
+        };
         let status = response.status().as_u16();
         self.0.metrics.count(label, status);
         // Neither key nor value: whoever reads the log need not be allowed to read the data.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Answer, TestNode};
+use crate::support::{Answer, TestNode, failed};
 
 fn check(answer: &Answer, status: u16, code: &str) -> Value {
     assert_eq!(answer.status, status, "{code}: {}", answer.text());
@@ -105,6 +105,16 @@ fn every_refusal_is_a_problem_with_its_code_and_changes_nothing() {
     assert_eq!(node.send("GET", "/v1/databases/d", &[], b"").json(), before);
     let names = node.send("GET", "/v1/databases", &[], b"").json();
     assert_eq!(names["databases"].as_array().unwrap().len(), 1, "no database was made by the way");
+}
+
+#[test]
+fn a_refusal_reaches_a_client_that_sends_a_long_body() {
+    let node = TestNode::start();
+    let value = vec![7; 1 << 20];
+    for _ in 0..20 {
+        let (code, line) = failed(&node.kvdb(&["put", "/a", "-", "--db", "none"], &value));
+        assert!(code == 2 && line.contains("no database none"), "{code} {line}");
+    }
 }
 
 #[test]
