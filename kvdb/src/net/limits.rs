@@ -41,6 +41,8 @@ pub const GOSSIP_BLOCKS_PER_SECOND: u64 = 50;
 pub const GOSSIP_BYTES_PER_SECOND: u64 = 1 << 20;
 /// Shortest time between two announcements of one database: 5 each second.
 pub const MIN_ANNOUNCE_GAP: Duration = Duration::from_millis(200);
+/// Time between announcements of what came from others, while there are more peers than feeds.
+pub const RELAY_ANNOUNCE_GAP: Duration = Duration::from_secs(1);
 /// Publishers of announcements that are remembered per database.
 pub const MAX_PUBLISHERS_PER_DATABASE: usize = 1_024;
 /// Boots remembered per publisher, so that announcements of an earlier run are known as stale.

@@ -16,7 +16,9 @@ use libp2p::PeerId;
 use libp2p::identity::{PublicKey, ed25519};
 
 use super::Moment;
-use super::limits::{MAX_BOOTS_PER_PUBLISHER, MAX_GOSSIP_BLOCK_BYTES, MAX_PUBLISHERS_PER_DATABASE, MIN_ANNOUNCE_GAP};
+use super::limits::{
+    MAX_BOOTS_PER_PUBLISHER, MAX_GOSSIP_BLOCK_BYTES, MAX_PUBLISHERS_PER_DATABASE, MIN_ANNOUNCE_GAP, RELAY_ANNOUNCE_GAP,
+};
 use super::local::Locals;
 use super::wire::{Announce, Message};
 use crate::engine::port::Progress;
@@ -256,8 +258,11 @@ impl GossipMachine {
                 unsent = true;
             }
         }
-        if unsent && !fed {
-            let allowed = topic.announced_at.map_or(now, |at| now.max(at + MIN_ANNOUNCE_GAP));
+        // What came from others is not published again, but a peer beyond the feeds must hear of it from somebody: the
+        // hub of a star has more peers than feeds, and its spokes publish to nobody else.
+        let gap = if unsent { MIN_ANNOUNCE_GAP } else { RELAY_ANNOUNCE_GAP };
+        if !fed && !progress.vv.is_empty() {
+            let allowed = topic.announced_at.map_or(now, |at| now.max(at + gap));
             let at = topic.announce_at.min(allowed);
             self.announce_at(database, at);
         }
