@@ -675,6 +675,27 @@ fn what_was_read_before_the_peer_said_what_it_has_is_read_again() {
 }
 
 #[test]
+fn a_write_behind_the_back_of_a_read_goes_out_too() {
+    let db = database("d");
+    let mut world = World::of(2);
+    (0..2).for_each(|n| world.open(n, db));
+    world.connect(0, 1);
+    world.settle();
+    let mut next = |world: &mut World| {
+        let job = world.nodes[0].jobs.pop().unwrap();
+        world.job(0, job);
+    };
+    world.put(0, db, "/first", 1);
+    next(&mut world);
+    // Read, and before it is handed in:
+    next(&mut world);
+    world.put(0, db, "/second", 1);
+    next(&mut world);
+    while world.step() {}
+    world.assert_equal(&db);
+}
+
+#[test]
 fn databases_share_a_full_queue_in_turn() {
     let dbs: Vec<DatabaseId> = (0..8).map(|i| database(&format!("d{i}"))).collect();
     let mut world = World::of(2);
