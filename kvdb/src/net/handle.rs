@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crdt::{DatabaseId, VersionVector};
 use libp2p::{Multiaddr, PeerId};
@@ -77,6 +77,8 @@ pub enum DialError {
 pub(super) struct Shared {
     pub(super) listen: Vec<Multiaddr>,
     pub(super) peers: Vec<PeerStatus>,
+    /// When that list was made.
+    pub(super) peers_at: Option<Instant>,
     pub(super) counters: BTreeMap<&'static str, u64>,
 }
 
@@ -114,10 +116,16 @@ impl NetHandle {
         lock(&self.shared).listen.clone()
     }
 
-    /// The connected peers, at most a fifth of a second old.
+    /// The connected peers, as of their last change.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerStatus> {
-        lock(&self.shared).peers.clone()
+        let shared = lock(&self.shared);
+        let age = shared.peers_at.map_or(Duration::ZERO, |at| at.elapsed());
+        let mut peers = shared.peers.clone();
+        for peer in &mut peers {
+            peer.connected_for += age;
+        }
+        peers
     }
 
     /// Counts of what happened since the start, by name.

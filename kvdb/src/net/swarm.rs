@@ -1,6 +1,7 @@
 //! libp2p: the one file that knows the swarm. Everything else sees [`Event`]s and peers.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use libp2p::core::transport::{Boxed, OrTransport};
 use libp2p::core::{ConnectedPoint, muxing::StreamMuxerBox, upgrade};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, MessageAuthenticity, MessageId, TopicHash, ValidationMode};
 use libp2p::identity::Keypair;
+use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, ListenError, NetworkBehaviour, Swarm, SwarmEvent};
@@ -125,6 +127,7 @@ impl Network {
                 continue;
             }
             let refused = |cause: String| NetworkError::Listen { address: address.clone(), cause };
+            check_port(address).map_err(|error| refused(error.to_string()))?;
             swarm.listen_on(address.clone()).map_err(|error| refused(error.to_string()))?;
         }
         Ok(Self { swarm })
@@ -200,8 +203,22 @@ impl Network {
     }
 }
 
+/// libp2p listens with `SO_REUSEPORT`, so that two programs would share a TCP port without noticing, each getting some of
+/// the connections. A plain listener does not get a port that is taken.
+fn check_port(address: &Multiaddr) -> std::io::Result<()> {
+    let mut parts = address.iter();
+    let ip: IpAddr = match parts.next() {
+        Some(Protocol::Ip4(ip)) => ip.into(),
+        Some(Protocol::Ip6(ip)) => ip.into(),
+        _ => return Ok(()),
+    };
+    match parts.next() {
+        Some(Protocol::Tcp(port)) if port != 0 => TcpListener::bind((ip, port)).map(drop),
+        _ => Ok(()),
+    }
+}
+
 fn is_quic(address: &Multiaddr) -> bool {
-    use libp2p::multiaddr::Protocol;
     address.iter().any(|part| matches!(part, Protocol::Quic | Protocol::QuicV1))
 }
 

@@ -171,6 +171,8 @@ impl<B: Backend> Driver<B> {
             misbehaviour: known.misbehaviour,
         });
         let peers = peers.collect();
-        lock(&self.shared).peers = peers;
+        let mut shared = lock(&self.shared);
+        shared.peers = peers;
+        shared.peers_at = Some(self.started + now);
     }
 }
