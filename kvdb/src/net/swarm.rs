@@ -150,12 +150,16 @@ impl Network {
 
     /// Dials; the id comes back with `Connected` or `DialFailed`. None when it is needless or refused at once.
     pub(super) fn dial(&mut self, peer: Option<PeerId>, addresses: Vec<Multiaddr>) -> Result<ConnectionId, String> {
+        // From a new port: two nodes that dial each other at once from the ports they listen on have one TCP connection in
+        // the end, at both ends of which a dialler waits for a listener's handshake.
         let opts = match (peer, addresses.into_iter()) {
-            (Some(peer), addresses) => {
-                DialOpts::peer_id(peer).addresses(addresses.collect()).condition(PeerCondition::DisconnectedAndNotDialing).build()
-            }
+            (Some(peer), addresses) => DialOpts::peer_id(peer)
+                .addresses(addresses.collect())
+                .condition(PeerCondition::DisconnectedAndNotDialing)
+                .allocate_new_port()
+                .build(),
             (None, mut addresses) => match addresses.next() {
-                Some(address) => DialOpts::unknown_peer_id().address(address).build(),
+                Some(address) => DialOpts::unknown_peer_id().address(address).allocate_new_port().build(),
                 None => return Err("no address".to_owned()),
             },
         };

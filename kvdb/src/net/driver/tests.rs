@@ -149,14 +149,15 @@ async fn d01_a_restarted_peer_is_dialled_again_and_caught_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c04_nodes_that_dial_each_other_at_once_stay_connected() {
     let db = database("d");
-    for round in 0..10 {
+    for round in 0..40 {
         let a = Node::start(1, options()).await;
         let b = Node::start(2, options()).await;
         a.backend.open(db);
         b.backend.open(db);
         a.backend.put(db, "/a", &[round]);
         b.backend.put(db, "/b", &[round]);
-        let (_, _) = tokio::join!(a.net.dial(b.address()), b.net.dial(a.address()));
+        let (there, back) = tokio::join!(a.net.dial(b.address()), b.net.dial(a.address()));
+        assert!(there.is_ok() && back.is_ok(), "{there:?} {back:?}");
         equal(&[&a, &b], &db).await;
         a.net.close().await;
         b.net.close().await;

@@ -681,7 +681,7 @@ fn a_write_behind_the_back_of_a_read_goes_out_too() {
     (0..2).for_each(|n| world.open(n, db));
     world.connect(0, 1);
     world.settle();
-    let mut next = |world: &mut World| {
+    let next = |world: &mut World| {
         let job = world.nodes[0].jobs.pop().unwrap();
         world.job(0, job);
     };
