@@ -1,8 +1,9 @@
 //! Wires a node to its HTTP interface, and takes them down in order.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use kvdb::{CloseError, DatabaseName, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
+use kvdb::{CloseError, DatabaseName, Multiaddr, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
 
 use crate::config::{self, Config, default_file};
@@ -21,6 +22,14 @@ pub enum StartError {
     /// The HTTP address cannot be had.
     #[error("{0}")]
     Http(String),
+    /// An address for other nodes cannot be had.
+    #[error("cannot listen on {address}: {source}; choose another p2p.listen")]
+    Peer {
+        /// The address.
+        address: Multiaddr,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The node cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -44,6 +53,9 @@ impl Daemon {
     /// See [`StartError`]; what was opened is closed again.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let listener = bind(config.http.listen).await.map_err(StartError::Http)?;
+        for address in config.node.network.iter().flat_map(|network| &network.listen) {
+            check_free(address)?;
+        }
         let node = Node::open(config.node).await?;
         if let Err(error) = open_databases(&node, config.databases).await {
             drop(node.close().await);
@@ -71,6 +83,22 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), CloseError> {
         self.server.stop().await;
         self.node.close().await
+    }
+}
+
+/// Makes sure that nobody else listens on a TCP address. libp2p shares ports, so two nodes on one would both start, and each
+/// get some of the other's connections.
+fn check_free(address: &Multiaddr) -> Result<(), StartError> {
+    let text = address.to_string();
+    let mut parts = text.split('/').skip(1);
+    let (Some("ip4" | "ip6"), Some(ip), Some("tcp"), Some(port)) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Ok(());
+    };
+    let (Ok(ip), Ok(port)) = (ip.parse::<IpAddr>(), port.parse::<u16>()) else { return Ok(()) };
+    match std::net::TcpListener::bind((ip, port)) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(StartError::Peer { address: address.clone(), source }),
     }
 }
 

@@ -83,9 +83,6 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let no_signals = |error| Failure::retry(format!("cannot wait for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    for note in &config.notes {
-        tracing::info!("{note}");
-    }
     let daemon = Daemon::start(config).await.map_err(|error| not_started(&error))?;
     let (url, peer) = (daemon.url(), daemon.node().peer_id());
     tracing::info!(%url, %peer, listen = ?daemon.node().listen_addresses(), "started");
