@@ -1,13 +1,16 @@
 //! Wires a node to its HTTP interface, and takes them down in order.
 
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use kvdb::store::StoreOpenError;
 use kvdb::{CloseError, DatabaseName, Multiaddr, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
+use tokio::net::TcpListener;
 
 use crate::config::{self, Config, default_file};
-use crate::http::{App, Server, bind};
+use crate::http::{App, Server};
 
 /// A running daemon.
 pub struct Daemon {
@@ -20,8 +23,13 @@ pub struct Daemon {
 #[non_exhaustive]
 pub enum StartError {
     /// The HTTP address cannot be had.
-    #[error("{0}")]
-    Http(String),
+    #[error("cannot listen on {address}: {source}; choose another http.listen")]
+    Http {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
     /// An address for other nodes cannot be had.
     #[error("cannot listen on {address}: {source}; choose another p2p.listen")]
     Peer {
@@ -46,13 +54,27 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// Whether another process has what is needed: it may go away, while everything else stays wrong until it is changed.
+    pub fn is_taken(&self) -> bool {
+        match self {
+            Self::Http { source, .. } | Self::Peer { source, .. } => source.kind() == ErrorKind::AddrInUse,
+            Self::Open(OpenError::Store(StoreOpenError::Locked { .. })) => true,
+            _ => false,
+        }
+    }
+}
+
 impl Daemon {
     /// Binds the HTTP address, opens the node and its databases, and serves.
     ///
     /// # Errors
     /// See [`StartError`]; what was opened is closed again.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let listener = bind(config.http.listen).await.map_err(StartError::Http)?;
+        // First what others may have taken, so that nothing is made in vain.
+        let address = config.http.listen;
+        let no_http = |source| StartError::Http { address, source };
+        let listener = TcpListener::bind(address).await.map_err(no_http)?;
         for address in config.node.network.iter().flat_map(|network| &network.listen) {
             check_free(address)?;
         }
@@ -62,7 +84,7 @@ impl Daemon {
             return Err(error);
         }
         let app = App::new(node.clone(), &config.http);
-        let server = Server::start(listener, app).map_err(|error| StartError::Http(error.to_string()))?;
+        let server = Server::start(listener, app).map_err(no_http)?;
         Ok(Self { node, server })
     }
 

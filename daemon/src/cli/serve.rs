@@ -107,8 +107,5 @@ fn stopped_at_once() -> Failure {
 }
 
 fn not_started(error: &StartError) -> Failure {
-    let message = error.to_string();
-    // Another process may go away; everything else stays wrong until somebody changes it.
-    let exit = if message.contains("in use") { Exit::Retry } else { Exit::BadInput };
-    Failure::new(exit, message)
+    Failure::new(if error.is_taken() { Exit::Retry } else { Exit::BadInput }, error)
 }
