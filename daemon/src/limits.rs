@@ -43,6 +43,10 @@ pub const REBROADCAST_SECONDS: (u64, u64) = (1, 3_600);
 pub const IMPORT_BATCH_OPS: usize = 500;
 /// Client side: bytes of keys and values in one batch of an import.
 pub const IMPORT_BATCH_BYTES: usize = 1 << 20;
+/// Client side: how often an import sends a batch that finds the node's queue full.
+pub const IMPORT_ATTEMPTS: u32 = 20;
+/// Client side: the pause between.
+pub const IMPORT_PAUSE: Duration = Duration::from_millis(500);
 /// Longest line of an import, in bytes: a value in base64 or escaped (six bytes for one), its key, and the field names.
 pub const MAX_IMPORT_LINE_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_KEY_BYTES) + 4_096;
 /// Client side: how long connecting may take.

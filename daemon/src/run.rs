@@ -1,12 +1,16 @@
 //! Wires a node to its HTTP interface, and takes them down in order.
 
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use kvdb::{CloseError, DatabaseName, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
+use kvdb::store::StoreOpenError;
+use kvdb::{CloseError, DatabaseName, Multiaddr, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
+use tokio::net::TcpListener;
 
 use crate::config::{self, Config, default_file};
-use crate::http::{App, Server, bind};
+use crate::http::{App, Server};
 
 /// A running daemon.
 pub struct Daemon {
@@ -19,8 +23,21 @@ pub struct Daemon {
 #[non_exhaustive]
 pub enum StartError {
     /// The HTTP address cannot be had.
-    #[error("{0}")]
-    Http(String),
+    #[error("cannot listen on {address}: {source}; choose another http.listen")]
+    Http {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// An address for other nodes cannot be had.
+    #[error("cannot listen on {address}: {source}; choose another p2p.listen")]
+    Peer {
+        /// The address.
+        address: Multiaddr,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The node cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -37,20 +54,37 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// Whether another process has what is needed: it may go away, while everything else stays wrong until it is changed.
+    pub fn is_taken(&self) -> bool {
+        match self {
+            Self::Http { source, .. } | Self::Peer { source, .. } => source.kind() == ErrorKind::AddrInUse,
+            Self::Open(OpenError::Store(StoreOpenError::Locked { .. })) => true,
+            _ => false,
+        }
+    }
+}
+
 impl Daemon {
     /// Binds the HTTP address, opens the node and its databases, and serves.
     ///
     /// # Errors
     /// See [`StartError`]; what was opened is closed again.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let listener = bind(config.http.listen).await.map_err(StartError::Http)?;
+        // First what others may have taken, so that nothing is made in vain.
+        let address = config.http.listen;
+        let no_http = |source| StartError::Http { address, source };
+        let listener = TcpListener::bind(address).await.map_err(no_http)?;
+        for address in config.node.network.iter().flat_map(|network| &network.listen) {
+            check_free(address)?;
+        }
         let node = Node::open(config.node).await?;
         if let Err(error) = open_databases(&node, config.databases).await {
             drop(node.close().await);
             return Err(error);
         }
         let app = App::new(node.clone(), &config.http);
-        let server = Server::start(listener, app).map_err(|error| StartError::Http(error.to_string()))?;
+        let server = Server::start(listener, app).map_err(no_http)?;
         Ok(Self { node, server })
     }
 
@@ -71,6 +105,22 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), CloseError> {
         self.server.stop().await;
         self.node.close().await
+    }
+}
+
+/// Makes sure that nobody else listens on a TCP address. libp2p shares ports, so two nodes on one would both start, and each
+/// get some of the other's connections.
+fn check_free(address: &Multiaddr) -> Result<(), StartError> {
+    let text = address.to_string();
+    let mut parts = text.split('/').skip(1);
+    let (Some("ip4" | "ip6"), Some(ip), Some("tcp"), Some(port)) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Ok(());
+    };
+    let (Ok(ip), Ok(port)) = (ip.parse::<IpAddr>(), port.parse::<u16>()) else { return Ok(()) };
+    match std::net::TcpListener::bind((ip, port)) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(StartError::Peer { address: address.clone(), source }),
     }
 }
 

@@ -32,13 +32,15 @@ impl From<Exit> for ExitCode {
 pub(super) struct Failure {
     pub(super) exit: Exit,
     pub(super) message: String,
+    /// What the node called it, if it was the node.
+    pub(super) code: Option<Code>,
 }
 
 impl Failure {
     pub(super) fn new(exit: Exit, message: impl Display) -> Self {
         // One line, whatever a server or a file name puts into it.
         let message = message.to_string().replace(|c: char| c.is_control(), " ");
-        Self { exit, message }
+        Self { exit, message, code: None }
     }
 
     pub(super) fn bad_input(message: impl Display) -> Self {
@@ -70,7 +72,7 @@ impl From<Problem> for Failure {
             _ if problem.retry || problem.status >= 500 && problem.status != 501 => Exit::Retry,
             _ => Exit::BadInput,
         };
-        Self::new(exit, problem.detail)
+        Self { code: Some(problem.code), ..Self::new(exit, problem.detail) }
     }
 }
 

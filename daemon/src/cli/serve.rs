@@ -83,9 +83,6 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let no_signals = |error| Failure::retry(format!("cannot wait for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
-    for note in &config.notes {
-        tracing::info!("{note}");
-    }
     let daemon = Daemon::start(config).await.map_err(|error| not_started(&error))?;
     let (url, peer) = (daemon.url(), daemon.node().peer_id());
     tracing::info!(%url, %peer, listen = ?daemon.node().listen_addresses(), "started");
@@ -110,8 +107,5 @@ fn stopped_at_once() -> Failure {
 }
 
 fn not_started(error: &StartError) -> Failure {
-    let message = error.to_string();
-    // Another process may go away; everything else stays wrong until somebody changes it.
-    let exit = if message.contains("in use") { Exit::Retry } else { Exit::BadInput };
-    Failure::new(exit, message)
+    Failure::new(if error.is_taken() { Exit::Retry } else { Exit::BadInput }, error)
 }

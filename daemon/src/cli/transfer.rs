@@ -11,14 +11,11 @@ use ureq::http::Method;
 
 use super::args::{ExportArgs, ImportArgs};
 use super::client::{DatabaseClient, Lines, Next, encode, read_body};
-use super::failure::{Exit, Failure};
+use super::failure::Failure;
 use super::key::durability;
 use crate::encoding::Encoding;
-use crate::limits::{IMPORT_BATCH_BYTES, IMPORT_BATCH_OPS, MAX_VALUE_BYTES};
-
-/// How often a batch that found the node's queue full is sent, and the pause between.
-const ATTEMPTS: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(500);
+use crate::limits::{IMPORT_ATTEMPTS, IMPORT_BATCH_BYTES, IMPORT_BATCH_OPS, IMPORT_PAUSE, MAX_VALUE_BYTES};
+use crate::problem::Code;
 
 /// One line of an export.
 #[derive(Serialize, Deserialize)]
@@ -168,12 +165,9 @@ impl Import {
         let mut attempt = 1;
         let response = loop {
             match self.client.send(Method::POST, &self.path, "application/json", body.as_bytes()) {
-                // An import that meets a full queue waits; one that meets no node does not.
-                Err(failure)
-                    if failure.exit == Exit::Retry && attempt < ATTEMPTS && !failure.message.contains("cannot reach") =>
-                {
+                Err(failure) if failure.code == Some(Code::QueueFull) && attempt < IMPORT_ATTEMPTS => {
                     attempt += 1;
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(IMPORT_PAUSE);
                 }
                 answer => break answer?,
             }

@@ -1,4 +1,4 @@
-//! Configuration: what was written down ([`raw`]) becomes what is run ([`resolve`]).
+//! Configuration: what was written down ([`Raw`]) becomes what is run ([`Config`]).
 
 mod raw;
 mod resolve;

@@ -29,8 +29,6 @@ pub struct Config {
     pub log: String,
     /// The HTTP interface.
     pub http: HttpConfig,
-    /// What the start should say.
-    pub notes: Vec<String>,
 }
 
 /// The HTTP interface.
@@ -129,7 +127,6 @@ impl Config {
     /// Every fault, each with its key, value and bounds.
     pub fn resolve(raw: Raw) -> Result<Self, ConfigError> {
         let mut faults = Faults::default();
-        let mut notes = Vec::new();
         let data_dir = raw.data_dir.unwrap_or_default();
         if data_dir.as_os_str().is_empty() {
             faults.add("data_dir", "\"\"", "not set: give --data-dir, KVDB_DATA_DIR, or data_dir in the file");
@@ -150,13 +147,13 @@ impl Config {
             faults.add("log", format!("{log:?}"), format!("not a log filter ({error})"));
         }
         let http = http(raw.http, &mut faults);
-        let network = network(raw.p2p, &mut faults, &mut notes);
+        let network = network(raw.p2p, &mut faults);
         let store = store(&raw.store, &mut faults);
         if !faults.0.is_empty() {
             return Err(ConfigError(faults.0));
         }
         let node = NodeOptions { store, network, durability, ..NodeOptions::new(data_dir) };
-        Ok(Self { node, databases: databases.into_iter().collect(), log, http, notes })
+        Ok(Self { node, databases: databases.into_iter().collect(), log, http })
     }
 }
 
@@ -195,18 +192,11 @@ fn http(raw: RawHttp, faults: &mut Faults) -> HttpConfig {
     HttpConfig { listen, tokens }
 }
 
-fn network(raw: RawP2p, faults: &mut Faults, notes: &mut Vec<String>) -> Option<NetworkOptions> {
+fn network(raw: RawP2p, faults: &mut Faults) -> Option<NetworkOptions> {
     let network_key = network_key(raw.network_key, raw.network_key_file.as_deref(), faults);
     let default = || vec![DEFAULT_TCP.to_owned(), DEFAULT_QUIC.to_owned()];
-    let mut listen: Vec<Multiaddr> =
+    let listen: Vec<Multiaddr> =
         faults.parse_all("p2p.listen", &raw.listen.unwrap_or_else(default), "must be a multiaddr such as /ip4/0.0.0.0/tcp/7071");
-    if network_key.is_some() {
-        let all = listen.len();
-        listen.retain(|address| !address.to_string().contains("/quic"));
-        if listen.len() < all {
-            notes.push("a network key is set, so QUIC is off: its addresses are not listened on".into());
-        }
-    }
     let bootstrap = faults.parse_all(
         "p2p.bootstrap",
         &raw.bootstrap.unwrap_or_default(),
@@ -322,11 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_key_turns_quic_off_and_says_so() {
-        let text = format!("data_dir = \"d\"\n[p2p]\nnetwork_key = \"{}\"\n", "ab".repeat(32));
-        let config = Config::resolve(toml::from_str(&text).unwrap()).unwrap();
-        assert_eq!(config.node.network.unwrap().listen, [DEFAULT_TCP.parse().unwrap()]);
-        assert_eq!(config.notes.len(), 1);
+    fn replication_can_be_turned_off() {
         let config = Config::resolve(toml::from_str("data_dir = \"d\"\n[p2p]\nenabled = false\n").unwrap()).unwrap();
         assert!(config.node.network.is_none());
     }

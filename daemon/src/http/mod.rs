@@ -13,4 +13,4 @@ mod route;
 mod server;
 
 pub use app::App;
-pub use server::{Server, bind};
+pub use server::Server;

@@ -25,17 +25,6 @@ pub struct Server {
     places: Arc<Semaphore>,
 }
 
-/// Binds the address, before anything else is touched.
-///
-/// # Errors
-/// One line that names the address.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
-    TcpListener::bind(address).await.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => format!("the address {address} is in use by another process; choose another http.listen"),
-        _ => format!("cannot listen on {address}: {error}"),
-    })
-}
-
 impl Server {
     /// Serves on a bound listener.
     ///

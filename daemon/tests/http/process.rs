@@ -1,8 +1,10 @@
 //! The daemon as a process: init, run, stop, and what keeps it from starting.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::thread::JoinHandle;
 
 use crate::support::{command, failed, kvdb, send};
 
@@ -10,15 +12,29 @@ use crate::support::{command, failed, kvdb, send};
 struct Running {
     child: Child,
     url: String,
+    /// Reads what it logs, so that a long log does not stop it.
+    log: JoinHandle<String>,
 }
 
 fn run(args: &[&str], env: &[(&str, &str)]) -> Running {
-    let mut command = command(&[&["run", "--http-listen", "127.0.0.1:0", "--p2p-enabled", "false"], args].concat());
-    let mut child = command.envs(env.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = command(&[&["run", "--http-listen", "127.0.0.1:0"], args].concat());
+    let mut child = command
+        .env("KVDB_P2P_LISTEN", "/ip4/127.0.0.1/tcp/0")
+        .envs(env.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let url = line.split(' ').nth(1).unwrap_or_else(|| panic!("not ready: {line:?}")).to_owned();
-    Running { child, url }
+    let mut stderr = child.stderr.take().unwrap();
+    let log = std::thread::spawn(move || {
+        let mut log = String::new();
+        stderr.read_to_string(&mut log).unwrap();
+        log
+    });
+    Running { child, url, log }
 }
 
 impl Running {
@@ -26,8 +42,7 @@ impl Running {
     fn stop(mut self) -> String {
         let pid = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        let log = self.log.join().unwrap();
         assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
         log
     }
@@ -81,6 +96,13 @@ fn what_keeps_a_daemon_from_starting_is_one_line_and_changes_nothing() {
     let (code, line) = refused(&["run", "--data-dir", text(&other), "--http-listen", busy]);
     assert!(code == 3 && line.contains(busy) && line.contains("in use"), "{code} {line}");
     assert!(!other.exists(), "a busy port is found before anything is made");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let shared = format!("/ip4/127.0.0.1/tcp/{taken}");
+    let third = dir.path().join("third");
+    let first = run(&["--data-dir", text(&third), "--p2p-listen", &shared], &[]);
+    let (code, line) = refused(&["run", "--data-dir", text(&other), "--http-listen", "127.0.0.1:0", "--p2p-listen", &shared]);
+    assert!(code == 3 && line.contains(&shared) && line.contains("in use"), "{code} {line}");
+    first.stop();
     let file = dir.path().join("file");
     std::fs::write(&file, "not a directory").unwrap();
     for (args, said) in [
