@@ -1,11 +1,11 @@
 //! Wires a node to its HTTP interface, and takes them down in order.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use kvdb::store::StoreOpenError;
-use kvdb::{CloseError, DatabaseName, Multiaddr, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
+use kvdb::{CloseError, DatabaseName, NetworkError, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
 use tokio::net::TcpListener;
 
@@ -30,14 +30,6 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
-    /// An address for other nodes cannot be had.
-    #[error("cannot listen on {address}: {source}; choose another p2p.listen")]
-    Peer {
-        /// The address.
-        address: Multiaddr,
-        /// Why.
-        source: std::io::Error,
-    },
     /// The node cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -58,8 +50,10 @@ impl StartError {
     /// Whether another process has what is needed: it may go away, while everything else stays wrong until it is changed.
     pub fn is_taken(&self) -> bool {
         match self {
-            Self::Http { source, .. } | Self::Peer { source, .. } => source.kind() == ErrorKind::AddrInUse,
-            Self::Open(OpenError::Store(StoreOpenError::Locked { .. })) => true,
+            Self::Http { source, .. } => source.kind() == ErrorKind::AddrInUse,
+            Self::Open(OpenError::Store(StoreOpenError::Locked { .. }) | OpenError::Network(NetworkError::PortTaken { .. })) => {
+                true
+            }
             _ => false,
         }
     }
@@ -75,9 +69,6 @@ impl Daemon {
         let address = config.http.listen;
         let no_http = |source| StartError::Http { address, source };
         let listener = TcpListener::bind(address).await.map_err(no_http)?;
-        for address in config.node.network.iter().flat_map(|network| &network.listen) {
-            check_free(address)?;
-        }
         let node = Node::open(config.node).await?;
         if let Err(error) = open_databases(&node, config.databases).await {
             drop(node.close().await);
@@ -105,22 +96,6 @@ impl Daemon {
     pub async fn stop(self) -> Result<(), CloseError> {
         self.server.stop().await;
         self.node.close().await
-    }
-}
-
-/// Makes sure that nobody else listens on a TCP address. libp2p shares ports, so two nodes on one would both start, and each
-/// get some of the other's connections.
-fn check_free(address: &Multiaddr) -> Result<(), StartError> {
-    let text = address.to_string();
-    let mut parts = text.split('/').skip(1);
-    let (Some("ip4" | "ip6"), Some(ip), Some("tcp"), Some(port)) = (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return Ok(());
-    };
-    let (Ok(ip), Ok(port)) = (ip.parse::<IpAddr>(), port.parse::<u16>()) else { return Ok(()) };
-    match std::net::TcpListener::bind((ip, port)) {
-        Ok(_) => Ok(()),
-        Err(source) => Err(StartError::Peer { address: address.clone(), source }),
     }
 }
 

@@ -74,6 +74,10 @@ impl Node {
     /// that is damaged is left as it was.
     pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
         let NodeOptions { data_dir, store, network, durability } = options;
+        // First what may be wrong or taken, so that nothing is made in vain.
+        if let Some(network) = &network {
+            network.check()?;
+        }
         let opened = tokio::task::spawn_blocking(move || {
             let directory = |source| OpenError::Directory { path: data_dir.clone(), source };
             std::fs::create_dir_all(&data_dir).map_err(directory)?;

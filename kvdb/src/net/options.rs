@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
+use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
 use thiserror::Error;
 
@@ -104,6 +107,12 @@ pub enum NetworkError {
         /// The failure.
         cause: String,
     },
+    /// Another program listens on a TCP port.
+    #[error("cannot listen on {address}: another program has the port, it is in use")]
+    PortTaken {
+        /// The address.
+        address: Multiaddr,
+    },
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {cause}")]
     Listen {
@@ -116,8 +125,8 @@ pub enum NetworkError {
 
 impl NetworkOptions {
     /// # Errors
-    /// When a value is out of its bounds.
-    pub(super) fn check(&self) -> Result<(), NetworkError> {
+    /// When a value is out of its bounds, or another program has a TCP port.
+    pub(crate) fn check(&self) -> Result<(), NetworkError> {
         let given = self.rebroadcast_interval;
         if !(REBROADCAST_INTERVAL.0..=REBROADCAST_INTERVAL.1).contains(&given) {
             return Err(NetworkError::RebroadcastInterval { given });
@@ -128,7 +137,24 @@ impl NetworkOptions {
                 return Err(NetworkError::TooMany { what, len });
             }
         }
-        Ok(())
+        self.listen.iter().try_for_each(check_port)
+    }
+}
+
+/// libp2p listens with `SO_REUSEPORT`, so that two programs would share a TCP port without noticing, each getting some of
+/// the connections. A plain listener does not get a port that is taken.
+fn check_port(address: &Multiaddr) -> Result<(), NetworkError> {
+    let mut parts = address.iter();
+    let ip: IpAddr = match parts.next() {
+        Some(Protocol::Ip4(ip)) => ip.into(),
+        Some(Protocol::Ip6(ip)) => ip.into(),
+        _ => return Ok(()),
+    };
+    let Some(Protocol::Tcp(port)) = parts.next() else { return Ok(()) };
+    match TcpListener::bind((ip, port)) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Err(NetworkError::PortTaken { address: address.clone() }),
+        // Whatever else is wrong with the address, listening on it tells.
+        _ => Ok(()),
     }
 }
 

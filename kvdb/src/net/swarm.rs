@@ -1,7 +1,6 @@
 //! libp2p: the one file that knows the swarm. Everything else sees [`Event`]s and peers.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -127,7 +126,6 @@ impl Network {
                 continue;
             }
             let refused = |cause: String| NetworkError::Listen { address: address.clone(), cause };
-            check_port(address).map_err(|error| refused(error.to_string()))?;
             swarm.listen_on(address.clone()).map_err(|error| refused(error.to_string()))?;
         }
         Ok(Self { swarm })
@@ -204,21 +202,6 @@ impl Network {
             Verdict::Reject => MessageAcceptance::Reject,
         };
         self.swarm.behaviour_mut().gossipsub.report_message_validation_result(id, from, acceptance);
-    }
-}
-
-/// libp2p listens with `SO_REUSEPORT`, so that two programs would share a TCP port without noticing, each getting some of
-/// the connections. A plain listener does not get a port that is taken.
-fn check_port(address: &Multiaddr) -> std::io::Result<()> {
-    let mut parts = address.iter();
-    let ip: IpAddr = match parts.next() {
-        Some(Protocol::Ip4(ip)) => ip.into(),
-        Some(Protocol::Ip6(ip)) => ip.into(),
-        _ => return Ok(()),
-    };
-    match parts.next() {
-        Some(Protocol::Tcp(port)) if port != 0 => TcpListener::bind((ip, port)).map(drop),
-        _ => Ok(()),
     }
 }
 
