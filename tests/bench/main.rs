@@ -3,6 +3,8 @@
 //! `bench [--rows get,list] [--out FILE] [--quick]`. Sides alternate and figures are medians, since the speed of a shared
 //! machine drifts. `--quick` runs every row once on little data, to see that it works; its figures mean nothing.
 
+#![allow(clippy::expect_used, reason = "a measurement that cannot go on ends the program")]
+
 mod bare;
 mod ours;
 mod probe;

@@ -7,7 +7,7 @@ use futures::StreamExt as _;
 use kvdb::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
 use kvdb::{
     After, Batch, Database, Durability, Key, ListItem, ListOptions, Node, NodeOptions, OpOutcome, OpenError, Order, Prefix,
-    ReadError, WaitError, WriteError, WriteRefusal,
+    ReadError, WaitError, WriteError,
 };
 use tempfile::TempDir;
 

@@ -83,7 +83,8 @@ struct Waiting {
     work: Work,
     bytes: usize,
     reply: oneshot::Sender<Reply>,
-    _room: OwnedSemaphorePermit,
+    /// Given back when the work is done.
+    room: OwnedSemaphorePermit,
 }
 
 #[derive(Default)]
@@ -253,7 +254,7 @@ where
     async fn ask(&self, work: Work, bytes: usize, inline: bool) -> Result<Reply, WriteError> {
         let room = self.0.inbox.room(bytes).await?;
         let (reply, answer) = oneshot::channel();
-        self.0.submit(Waiting { work, bytes, reply, _room: room }, inline)?;
+        self.0.submit(Waiting { work, bytes, reply, room }, inline)?;
         // The engine answers everything it took; a lost reply means that it is gone.
         answer.await.map_err(|_| WriteError::Closed)
     }
@@ -389,7 +390,7 @@ impl<S: Store + Clone> Inner<S> {
         for waiting in taken {
             works.push(waiting.work);
             replies.push(waiting.reply);
-            rooms.push(waiting._room);
+            rooms.push(waiting.room);
         }
         let mut random = rand::random::<u64>;
         let mut env = TurnEnv { now: wall_time(), signer: self.signer.as_ref(), random: &mut random };

@@ -189,11 +189,17 @@ impl<S: Store> Engine<S> {
                 if wants_sync {
                     outcome.durable = self.take_unsynced();
                 }
-                syncs.into_iter().for_each(|index| set(&mut replies, index, Reply::Done(Ok(()))));
+                for index in syncs {
+                    set(&mut replies, index, Reply::Done(Ok(())));
+                }
             }
             Err(error) => {
-                parts.into_iter().for_each(|part| part.fail(&error, &mut replies));
-                syncs.into_iter().for_each(|index| set(&mut replies, index, Reply::Done(Err(error.clone()))));
+                for part in parts {
+                    part.fail(&error, &mut replies);
+                }
+                for index in syncs {
+                    set(&mut replies, index, Reply::Done(Err(error.clone())));
+                }
             }
         }
         for (index, database) in closing {

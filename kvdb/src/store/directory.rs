@@ -36,7 +36,15 @@ impl Stage {
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child process that is being started has it open until it runs its program,
+        // and would hold the lock meanwhile. The lock ends with the last of them anyhow.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl Directory {
@@ -52,7 +60,7 @@ impl Directory {
             Err(TryLockError::WouldBlock) => return Err(StoreOpenError::Locked { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => return Err(unusable(source)),
         }
-        let directory = Self { path: path.to_owned(), _lock: lock };
+        let directory = Self { path: path.to_owned(), lock };
         let stage = match check(path)? {
             Some(stage) => stage,
             None => {

@@ -212,37 +212,3 @@ async fn g08_more_databases_than_the_default_filter_takes_all_hear_gossip() {
     a.backend.put(dbs[149], "/k", b"v");
     equal(&[&a, &b], &dbs[149]).await;
 }
-
-/// Figures, not a test: `cargo test --release -p kvdb --lib figures -- --ignored --nocapture`.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures"]
-async fn figures_of_catching_up_and_of_a_live_put() {
-    for ops in [64, 1] {
-        let keys = if ops == 64 { 1_000_000 } else { 200_000 };
-        let db = database("d");
-        let mut engine = ToyEngine::new(1);
-        engine.open(db);
-        for start in (0..keys).step_by(ops) {
-            engine.put_many(db, start..start + u32::try_from(ops).unwrap());
-        }
-        let a = Node::with(engine, 1, options()).await;
-        a.backend.open(db);
-        let b = Node::start(2, options()).await;
-        b.backend.open(db);
-        let started = Instant::now();
-        b.net.dial(a.address()).await.unwrap();
-        equal(&[&a, &b], &db).await;
-        println!("{ops} ops a block: {:.0} keys/s", f64::from(keys) / started.elapsed().as_secs_f64());
-        let mut times = Vec::new();
-        for i in 0..200 {
-            let started = Instant::now();
-            let dot = a.backend.put(db, &format!("/live{i}"), b"v");
-            while !b.state(&db).0.covers(&dot) {
-                tokio::time::sleep(Duration::from_micros(100)).await;
-            }
-            times.push(started.elapsed());
-        }
-        times.sort();
-        println!("visible: p50 {:?} p99 {:?}", times[100], times[198]);
-    }
-}
