@@ -85,14 +85,16 @@ impl Group {
         if let Some(bytes) = write.ops.iter().map(value_len).find(|len| *len > MAX_VALUE_BYTES) {
             return Ok(Judged::Refused(WriteRefusal::ValueTooLarge { bytes }));
         }
-        let last: BTreeMap<&Key, usize> = write.ops.iter().enumerate().map(|(index, op)| (&op.key, index)).collect();
+        // Where each key stands last; a single op, the common write, needs no such list.
+        let several = if write.ops.len() > 1 { write.ops.as_slice() } else { &[] };
+        let last: BTreeMap<&Key, usize> = several.iter().enumerate().map(|(index, op)| (&op.key, index)).collect();
         if last.len() > MAX_BLOCK_OPS {
             return Ok(Judged::Refused(WriteRefusal::TooManyOps { ops: last.len() }));
         }
-        let mut plan = Plan { ops: Vec::with_capacity(last.len()), outcomes: Vec::with_capacity(write.ops.len()), bytes: 0 };
+        let mut plan = Plan { ops: Vec::with_capacity(last.len().max(1)), outcomes: Vec::with_capacity(write.ops.len()), bytes: 0 };
         let mut added = 0;
         for (index, op) in write.ops.iter().enumerate() {
-            if last.get(&op.key) != Some(&index) {
+            if last.get(&op.key).is_some_and(|at| *at != index) {
                 plan.outcomes.push(OpOutcome::Overridden);
                 continue;
             }

@@ -242,13 +242,33 @@ fn check_normal(text: &str) -> Result<(), KeyError> {
     if path.is_empty() {
         return Err(KeyError::Empty);
     }
-    for segment in path.split('/') {
-        if segment.is_empty() {
-            return Err(KeyError::NotNormal);
+    // One pass over the bytes: every key of a listing comes through here.
+    let mut segment = 0;
+    let mut dots = 0;
+    for byte in path.bytes() {
+        match byte {
+            b'/' => {
+                check_shape(segment, dots)?;
+                (segment, dots) = (0, 0);
+                continue;
+            }
+            b'.' => dots += 1,
+            0 => return Err(KeyError::Nul),
+            _ => {}
         }
-        check_segment(segment)?;
+        segment += 1;
     }
-    Ok(())
+    check_shape(segment, dots)
+}
+
+/// A segment by its length and the number of dots in it.
+fn check_shape(segment: usize, dots: usize) -> Result<(), KeyError> {
+    match (segment, dots) {
+        (0, _) => Err(KeyError::NotNormal),
+        (1, 1) => Err(KeyError::DotSegment { segment: "." }),
+        (2, 2) => Err(KeyError::DotSegment { segment: ".." }),
+        _ => Ok(()),
+    }
 }
 
 fn check_segment(segment: &str) -> Result<(), KeyError> {

@@ -35,7 +35,7 @@ impl ListStream {
     pub(crate) fn start(store: RocksStore, database: DatabaseId, options: ListOptions, place: OwnedSemaphorePermit) -> Self {
         let (sender, chunks) = mpsc::channel(2);
         tokio::task::spawn_blocking(move || {
-            let mut chunk = Vec::new();
+            let mut chunk = Vec::with_capacity(LIST_CHUNK_ITEMS);
             let mut bytes = 0;
             let mut read_on = true;
             let mut take = |item: ListItem| {
@@ -44,7 +44,7 @@ impl ListStream {
                 if chunk.len() >= LIST_CHUNK_ITEMS || bytes >= LIST_CHUNK_BYTES {
                     bytes = 0;
                     // A reader that has gone ends the walk.
-                    read_on = sender.blocking_send(Chunk::Items(std::mem::take(&mut chunk))).is_ok();
+                    read_on = sender.blocking_send(Chunk::Items(std::mem::replace(&mut chunk, Vec::with_capacity(LIST_CHUNK_ITEMS)))).is_ok();
                 }
                 read_on
             };

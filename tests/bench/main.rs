@@ -16,6 +16,10 @@ use std::process::ExitCode;
 use report::Report;
 use rows::{ROWS, Scale};
 
+/// The allocator of the daemon, for both sides.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let mut chosen: Option<Vec<String>> = None;
     let mut out = "bench-report.json".to_owned();

@@ -89,14 +89,6 @@ impl ToyEngine {
         (delivery, news)
     }
 
-    /// Many keys in one block.
-    pub(crate) fn put_many(&mut self, id: DatabaseId, keys: std::ops::Range<u32>) -> News {
-        let change = |_| Change::Put { value: Bytes::from_static(&[7; 100]), expiry: None };
-        let op = |i| LocalOp { key: Key::parse(&format!("/keys/of/32/bytes/{i:013}")).unwrap(), change: change(i) };
-        let ops = keys.map(op).collect();
-        self.turn(id, Input::Write(vec![LocalWrite { token: Token(0), request: None, ops }])).1.unwrap()
-    }
-
     fn turn(&mut self, id: DatabaseId, input: Input) -> (Vec<Effect>, Option<News>) {
         let replica = self.replicas.get_mut(&id).unwrap();
         let mut random = || {
