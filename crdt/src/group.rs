@@ -91,7 +91,8 @@ impl Group {
         if last.len() > MAX_BLOCK_OPS {
             return Ok(Judged::Refused(WriteRefusal::TooManyOps { ops: last.len() }));
         }
-        let mut plan = Plan { ops: Vec::with_capacity(last.len().max(1)), outcomes: Vec::with_capacity(write.ops.len()), bytes: 0 };
+        let mut plan =
+            Plan { ops: Vec::with_capacity(last.len().max(1)), outcomes: Vec::with_capacity(write.ops.len()), bytes: 0 };
         let mut added = 0;
         for (index, op) in write.ops.iter().enumerate() {
             if last.get(&op.key).is_some_and(|at| *at != index) {

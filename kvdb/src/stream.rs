@@ -44,7 +44,9 @@ impl ListStream {
                 if chunk.len() >= LIST_CHUNK_ITEMS || bytes >= LIST_CHUNK_BYTES {
                     bytes = 0;
                     // A reader that has gone ends the walk.
-                    read_on = sender.blocking_send(Chunk::Items(std::mem::replace(&mut chunk, Vec::with_capacity(LIST_CHUNK_ITEMS)))).is_ok();
+                    read_on = sender
+                        .blocking_send(Chunk::Items(std::mem::replace(&mut chunk, Vec::with_capacity(LIST_CHUNK_ITEMS))))
+                        .is_ok();
                 }
                 read_on
             };
