@@ -64,6 +64,8 @@ pub enum Code {
     CommitFailed,
     /// The dot was not covered in time.
     NotCovered,
+    /// A peer has what is lacking here, or none has been compared with yet.
+    NotCaughtUp,
     /// The disk is full.
     DiskFull,
 }
@@ -109,6 +111,7 @@ impl Code {
             Self::Internal => (500, "Internal error"),
             Self::DialFailed => (502, "The peer cannot be reached"),
             Self::Closed => (503, "Closed"),
+            Self::NotCaughtUp => (503, "Not caught up"),
             Self::Poisoned => (503, "The store refuses writes"),
             Self::CommitFailed => (503, "The commit failed"),
             Self::NotCovered => (503, "Not covered in time"),
@@ -130,7 +133,7 @@ impl Code {
     fn usual(self) -> (Outcome, bool) {
         let outcome = if self == Self::CommitFailed { Outcome::MaybeWritten } else { Outcome::NotWritten };
         let retry =
-            matches!(self, Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered);
+            matches!(self, Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered | Self::NotCaughtUp);
         (outcome, retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::CommitFailed))
     }
 }

@@ -1,6 +1,6 @@
-//! The one place of this crate that reads the wall clock.
+//! Where this crate reads clocks, besides the drivers.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crdt::WallTime;
 
@@ -8,4 +8,9 @@ use crdt::WallTime;
 pub(crate) fn wall_time() -> WallTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     WallTime(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The monotonic time.
+pub(crate) fn now() -> Instant {
+    Instant::now()
 }

@@ -32,3 +32,6 @@ pub const MAX_OPEN_DATABASES: usize = 1_024;
 pub const MAX_INLINE_VALUE_BYTES: usize = 512;
 /// Most files that RocksDB keeps open in one store, well below the usual limit of 1,024 per process.
 pub const MAX_STORE_OPEN_FILES: i32 = 512;
+
+/// A node whose bootstrap peers do not answer counts as caught up after this time.
+pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crdt::{DatabaseId, DatabaseName, Durability};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::Semaphore;
 
 use crate::backend::{EngineBackend, StoreSlot};
+use crate::clock;
 use crate::database::Database;
 use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
 use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
 use crate::identity;
-use crate::limits::{MAX_LIST_STREAMS, MAX_OPEN_DATABASES};
+use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES};
 use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::NodeOptions;
 use crate::store::RocksStore;
@@ -30,8 +32,24 @@ pub(crate) struct Inner {
     pub(crate) store: StoreSlot,
     pub(crate) engine: EngineHandle<RocksStore>,
     net: Option<NetHandle>,
+    /// Whether bootstrap peers are configured.
+    expects_peers: bool,
+    opened: Instant,
     pub(crate) durability: Durability,
     pub(crate) streams: Arc<Semaphore>,
+}
+
+impl Inner {
+    fn caught_up(&self) -> bool {
+        let Some(net) = &self.net else { return true };
+        let peers = net.peers();
+        let mut sessions = peers.iter().flat_map(|peer| &peer.databases).peekable();
+        if sessions.peek().is_some() {
+            return sessions.all(|session| session.synced);
+        }
+        // Nobody to compare with: either nobody is expected, or nobody came.
+        !self.expects_peers || self.opened.elapsed() >= CAUGHT_UP_GRACE
+    }
 }
 
 impl Drop for Inner {
@@ -64,6 +82,9 @@ pub struct NodeStatus {
     pub waiting_bytes: usize,
     /// Databases open.
     pub open_databases: usize,
+    /// Whether reads can be taken for complete as far as this node knows: no connected peer has what is lacking here,
+    /// and one has been compared with, unless none is configured or none answered for [`CAUGHT_UP_GRACE`].
+    pub caught_up: bool,
 }
 
 impl Node {
@@ -92,13 +113,14 @@ impl Node {
         let peer_id = keypair.public().to_peer_id();
         let store = StoreSlot::new(store);
         let backend = EngineBackend::new(engine.clone(), store.clone());
+        let expects_peers = network.as_ref().is_some_and(|network| !network.bootstrap.is_empty());
         let start = |network| crate::net::spawn(&network, &keypair, backend, engine.news());
         let net = network.map(start).transpose().inspect_err(|_| {
             engine.stop();
             store.release();
         })?;
         let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
-        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, durability, streams })))
+        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, expects_peers, opened: clock::now(), durability, streams })))
     }
 
     /// The node's identity.
@@ -180,6 +202,7 @@ impl Node {
             poisoned: self.0.engine.poison(),
             waiting_bytes: self.0.engine.waiting_bytes(),
             open_databases: self.0.engine.open_databases().len(),
+            caught_up: self.0.caught_up(),
         }
     }
 

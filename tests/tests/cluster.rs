@@ -60,9 +60,18 @@ impl Node {
         command
     }
 
-    fn start(&mut self, bootstrap: &[u16]) {
+    fn spawn(&mut self, bootstrap: &[u16]) {
         let log = std::fs::File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         self.child = Some(self.command(bootstrap).stderr(log).spawn().unwrap());
+    }
+
+    /// Starts the process and waits until it says that it is ready.
+    fn start(&mut self, bootstrap: &[u16]) {
+        self.spawn(bootstrap);
+        self.wait_ready();
+    }
+
+    fn wait_ready(&mut self) {
         let end = Instant::now() + PATIENCE;
         while self.get("/readyz").is_none_or(|(status, _)| status != 200) {
             assert!(Instant::now() < end, "not ready:\n{}", self.log());
@@ -162,7 +171,10 @@ fn three() -> [Node; 3] {
     let mut nodes = [Node::new(), Node::new(), Node::new()];
     let ports = nodes.each_ref().map(|node| node.peer);
     for node in &mut nodes {
-        node.start(&ports);
+        node.spawn(&ports);
+    }
+    for node in &mut nodes {
+        node.wait_ready();
     }
     nodes
 }
@@ -256,16 +268,23 @@ fn d01_a_node_killed_while_it_catches_up_completes_without_a_new_write() {
     assert!(first.import("/k", 0, 60_000));
     let mut second = Node::new();
     for share in [20, 50, 90] {
-        second.start(&[first.peer]);
+        second.spawn(&[first.peer]);
         let enough = 60_000 * share / 100;
         let end = Instant::now() + PATIENCE;
-        while second.state().is_none_or(|(keys, _)| keys < enough) {
+        loop {
+            let ready = second.get("/readyz").is_some_and(|(status, _)| status == 200);
+            let keys = second.state().map_or(0, |(keys, _)| keys);
+            assert!(!ready || keys == 60_000, "ready with {keys} keys");
+            if keys >= enough {
+                break;
+            }
             assert!(Instant::now() < end, "{}", second.log());
             std::thread::sleep(Duration::from_millis(1));
         }
         second.kill();
     }
     second.start(&[first.peer]);
+    assert_eq!(second.state(), first.state(), "ready means caught up");
     wait_equal(&[&first, &second], |keys| keys == 60_000);
 }
 

@@ -18,12 +18,14 @@ pub(super) fn health(call: Call) -> Result<Response, Problem> {
     Ok(text("alive\n"))
 }
 
-/// `GET /readyz`: the store takes writes.
+/// `GET /readyz`: the store takes writes and, as far as this node knows, lacks nothing that its peers have.
 pub(super) fn ready(app: &App, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
-    match app.node().status().poisoned {
-        None => Ok(text("ready\n")),
+    let status = app.node().status();
+    match status.poisoned {
         Some(cause) => Err(Problem::new(Code::Poisoned, format!("the store refuses writes: {cause}"))),
+        None if status.caught_up => Ok(text("ready\n")),
+        None => Err(Problem::new(Code::NotCaughtUp, "this node is catching up with its peers")),
     }
 }
 
@@ -45,7 +47,7 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
     let addresses: Vec<String> = node.listen_addresses().iter().map(ToString::to_string).collect();
     let document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
-        "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes,
+        "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes, "caught_up": status.caught_up,
         "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });
