@@ -20,7 +20,7 @@ any_file() {
 }
 
 if ! has cargo && [ ! -x "$HOME/.cargo/bin/cargo" ]; then
-  echo 'setup: cargo is missing; install Rust 1.88 or newer first: https://rustup.rs' >&2
+  echo 'setup: cargo is missing; install Rust 1.89 or newer first: https://rustup.rs' >&2
   exit 1
 fi
 

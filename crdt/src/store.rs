@@ -87,7 +87,7 @@ pub trait View {
     /// When the store cannot read.
     fn state(&self) -> Result<ReplicaState, Self::Error>;
 
-    /// The dot and the ops that answered a request, within the retention of requests.
+    /// The dot and the ops that answered a request, as long as the store keeps that.
     ///
     /// # Errors
     /// When the store cannot read.
@@ -101,7 +101,7 @@ pub struct RequestRecord {
     pub dot: Dot,
     /// Which ops of the block are its own.
     pub ops: Vec<u32>,
-    /// That block's stamp, by whose age the record is trimmed.
+    /// That block's stamp.
     pub stamp: Stamp,
 }
 

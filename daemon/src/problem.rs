@@ -132,8 +132,10 @@ impl Code {
     /// What became of the write, and whether the same request may succeed later, unless the case says otherwise.
     fn usual(self) -> (Outcome, bool) {
         let outcome = if self == Self::CommitFailed { Outcome::MaybeWritten } else { Outcome::NotWritten };
-        let retry =
-            matches!(self, Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered | Self::NotCaughtUp);
+        let retry = matches!(
+            self,
+            Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered | Self::NotCaughtUp
+        );
         (outcome, retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::CommitFailed))
     }
 }

@@ -10,8 +10,8 @@ use crate::clock::wall_time;
 use crate::engine::port::{WriteError, Written};
 use crate::engine::shared::{Shared, WaitEnd};
 use crate::error::{CloseError, ReadError, WaitError, read_error};
-use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
-use crate::list::{Entry, ListOptions, Page, visible, walk};
+use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_BYTES, MAX_PAGE_ITEMS};
+use crate::list::{Entry, ListItem, ListOptions, Page, visible, walk};
 use crate::node;
 use crate::store::RocksStore;
 use crate::stream::ListStream;
@@ -111,7 +111,8 @@ pub struct DatabaseStats {
     pub pending_blocks: usize,
     /// Their bytes.
     pub pending_bytes: usize,
-    /// Bytes on disk, about: rows with values, and blocks.
+    /// Bytes in files, about: rows with values up to 512 bytes, blocks, log. What is still in memory, and larger values,
+    /// are not counted.
     pub disk_bytes: u64,
 }
 
@@ -210,25 +211,27 @@ impl Database {
         })
     }
 
-    /// One page of a listing, 10,000 items at most.
+    /// One page of a listing: at least one item if there is any, 10,000 items or about 16 MiB at most.
     ///
     /// # Errors
     /// As [`Database::get`].
     pub fn list(&self, options: &ListOptions) -> Result<Page, ReadError> {
-        let limit = options.limit.unwrap_or(MAX_PAGE_ITEMS).min(MAX_PAGE_ITEMS);
+        let limit = options.limit.unwrap_or(MAX_PAGE_ITEMS).clamp(1, MAX_PAGE_ITEMS);
         // One item more than asked tells whether there is more.
         let options = options.clone().limit(limit + 1);
-        let mut items = Vec::new();
+        let mut items: Vec<ListItem> = Vec::new();
+        let mut bytes = 0;
         self.read(|store| {
             let view = store.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
             walk(&view, &options, wall_time(), &mut |item| {
+                bytes += item.bytes();
                 items.push(item);
-                true
+                bytes <= MAX_PAGE_BYTES
             })
         })?;
-        let more = items.len() > limit;
+        let more = items.len() > limit || bytes > MAX_PAGE_BYTES;
         items.truncate(limit);
-        let next = if more { items.last().map(crate::list::ListItem::position) } else { None };
+        let next = if more { items.last().map(ListItem::position) } else { None };
         Ok(Page { items, next })
     }
 

@@ -22,6 +22,8 @@ pub const MAX_LIST_STREAMS: usize = 64;
 pub const LIST_CHUNK_ITEMS: usize = 256;
 /// Bytes that a listing stream reads ahead of its reader, about.
 pub const LIST_CHUNK_BYTES: usize = 256 << 10;
+/// A page of a listing ends after this many bytes of keys and values.
+pub const MAX_PAGE_BYTES: usize = 16 << 20;
 /// Most items in one page of a listing, and the default.
 pub const MAX_PAGE_ITEMS: usize = 10_000;
 /// Most databases open at a time in one node.

@@ -41,6 +41,14 @@ pub enum ListItem {
 }
 
 impl ListItem {
+    /// What it takes in memory, about.
+    pub(crate) fn bytes(&self) -> usize {
+        64 + match self {
+            Self::Entry(entry) => entry.key.as_bytes().len() + entry.value.len(),
+            Self::CommonPrefix(prefix) => prefix.as_str().len(),
+        }
+    }
+
     /// Where a listing goes on after this item.
     pub fn position(&self) -> After {
         match self {

@@ -133,7 +133,7 @@ impl Node {
         self.0.net.as_ref().map(NetHandle::listen_addresses).unwrap_or_default()
     }
 
-    /// The peers connected now, and those that are dialled for ever.
+    /// The peers connected now.
     pub fn peers(&self) -> Vec<PeerStatus> {
         self.0.net.as_ref().map(NetHandle::peers).unwrap_or_default()
     }
@@ -143,7 +143,8 @@ impl Node {
         self.0.net.as_ref().map(NetHandle::counters).unwrap_or_default()
     }
 
-    /// Connects to a peer now. It is not dialled again when the connection is lost; bootstrap peers are.
+    /// Connects to a peer now; once it has succeeded, the peer is dialled again whenever it is lost while this node is
+    /// open. Bootstrap peers are dialled for ever.
     ///
     /// # Errors
     /// When there is no network or nobody answers there.

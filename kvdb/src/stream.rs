@@ -39,7 +39,7 @@ impl ListStream {
             let mut bytes = 0;
             let mut read_on = true;
             let mut take = |item: ListItem| {
-                bytes += size(&item);
+                bytes += item.bytes();
                 chunk.push(item);
                 if chunk.len() >= LIST_CHUNK_ITEMS || bytes >= LIST_CHUNK_BYTES {
                     bytes = 0;
@@ -88,12 +88,5 @@ impl Stream for ListStream {
                 }
             }
         }
-    }
-}
-
-fn size(item: &ListItem) -> usize {
-    match item {
-        ListItem::Entry(entry) => entry.key.as_bytes().len() + entry.value.len() + 64,
-        ListItem::CommonPrefix(prefix) => prefix.as_str().len() + 64,
     }
 }

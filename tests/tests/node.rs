@@ -199,6 +199,25 @@ async fn a_stream_is_one_snapshot_however_slow_its_reader_and_their_number_is_bo
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_page_is_bounded_in_bytes_and_says_where_to_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    for n in 0..20 {
+        db.put(&key(&format!("/big/{n:02}")), vec![7u8; 1 << 20]).await.unwrap();
+    }
+    let mut options = ListOptions::new(Prefix::root());
+    let mut pages = Vec::new();
+    loop {
+        let page = db.list(&options).unwrap();
+        pages.push(page.items.len());
+        let Some(next) = page.next else { break };
+        options = options.after(next);
+    }
+    assert_eq!(pages, [16, 4]);
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn k03_databases_do_not_leak_into_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let (node, first) = open(&dir).await;

@@ -235,7 +235,9 @@ where
     /// Finishes what waits, ends the threads and lets go of the store. Blocks meanwhile.
     pub(crate) fn stop(&self) {
         self.0.shut();
-        for thread in std::mem::take(&mut *lock(&self.0.threads)) {
+        // Held to the end: whoever stops at the same time waits until it is done.
+        let mut threads = lock(&self.0.threads);
+        for thread in threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the engine panicked");
             }
@@ -255,8 +257,8 @@ where
         let room = self.0.inbox.room(bytes).await?;
         let (reply, answer) = oneshot::channel();
         self.0.submit(Waiting { work, bytes, reply, room }, inline)?;
-        // The engine answers everything it took; a lost reply means that it is gone.
-        answer.await.map_err(|_| WriteError::Closed)
+        // The engine answers everything it took, or it has panicked.
+        answer.await.map_err(|_| WriteError::Unknown { cause: "the engine has ended without an answer".to_owned() })
     }
 }
 
@@ -283,7 +285,12 @@ impl Queue {
         while taken.len() < MAX_TURN_WORKS && bytes < MAX_TURN_BYTES {
             let Some(waiting) = self.works.pop_front() else { break };
             bytes += waiting.bytes;
+            // A turn opens first and closes last: what comes after a close belongs to the next.
+            let last = matches!(waiting.work, Work::Close(_));
             taken.push(waiting);
+            if last {
+                break;
+            }
         }
         taken
     }
@@ -359,7 +366,7 @@ impl<S: Store + Clone> Inner<S> {
             let Ok(mut engine) = self.engine.lock() else { return };
             let Some(engine) = engine.as_mut() else { return };
             lock(&self.sync.owed).owed = false;
-            engine.take_unsynced()
+            engine.unsynced()
         };
         if unsynced.is_empty() {
             return;
@@ -367,6 +374,11 @@ impl<S: Store + Clone> Inner<S> {
         let Some(mut store) = lock(&self.store).clone() else { return };
         match store.commit(&[], Durability::Sync) {
             Ok(()) => {
+                // Under the lock, so that an opening sees either the debt or the news of its payment.
+                let Ok(mut engine) = self.engine.lock() else { return };
+                if let Some(engine) = engine.as_mut() {
+                    engine.synced(&unsynced);
+                }
                 for (database, durable) in unsynced {
                     let progress = Progress { durable: durable.into_iter().collect(), ..Progress::default() };
                     self.news.advanced(database, progress);

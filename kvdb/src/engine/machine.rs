@@ -64,7 +64,7 @@ pub struct TurnOutcome {
     /// Databases that advanced.
     pub advanced: Vec<Advance>,
     /// Version vector entries that this turn's sync has brought to disk.
-    pub durable: BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>,
+    pub durable: Entries,
     /// Whether received blocks wait for a sync.
     pub owes_sync: bool,
 }
@@ -98,13 +98,16 @@ impl std::fmt::Debug for TurnEnv<'_> {
     }
 }
 
+/// Version vector entries of several databases.
+pub type Entries = BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>;
+
 /// All open databases of one store, and the only writer to it.
 #[derive(Debug)]
 pub struct Engine<S> {
     store: S,
     open: BTreeMap<DatabaseId, Replica>,
     /// Version vector entries committed but not yet synced.
-    unsynced: BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>,
+    unsynced: Entries,
     /// Whether received blocks are among them, which a peer waits to see acknowledged.
     owes_sync: bool,
     poison: Option<String>,
@@ -136,10 +139,20 @@ impl<S: Store> Engine<S> {
         self.poison.get_or_insert(cause);
     }
 
-    /// Takes the entries that a sync started now will cover; on success tell the peers.
-    pub fn take_unsynced(&mut self) -> BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>> {
+    /// The entries that a sync started now will cover. They stay owed until [`Engine::synced`] says that it succeeded.
+    pub fn unsynced(&mut self) -> Entries {
         self.owes_sync = false;
-        std::mem::take(&mut self.unsynced)
+        self.unsynced.clone()
+    }
+
+    /// A sync has covered these entries.
+    pub fn synced(&mut self, covered: &Entries) {
+        for (database, entries) in covered {
+            if let Some(left) = self.unsynced.get_mut(database) {
+                left.retain(|replica, seq| entries.get(replica).is_none_or(|done| *seq > *done));
+            }
+        }
+        self.unsynced.retain(|_, left| !left.is_empty());
     }
 
     /// The entries of an open database that are on disk: what its store had when it was opened and what was synced
@@ -187,7 +200,8 @@ impl<S: Store> Engine<S> {
                     self.release(part, step, &mut outcome, &mut replies);
                 }
                 if wants_sync {
-                    outcome.durable = self.take_unsynced();
+                    outcome.durable = self.unsynced();
+                    self.unsynced.clear();
                 }
                 for index in syncs {
                     set(&mut replies, index, Reply::Done(Ok(())));

@@ -141,7 +141,11 @@ impl Item {
 impl Gathered {
     fn merge(&mut self, progress: Progress) {
         self.vv.extend(progress.vv);
-        self.durable.extend(progress.durable);
+        for (replica, seq) in progress.durable {
+            // A sync beside the engine may report after a later one.
+            let entry = self.durable.entry(replica).or_default();
+            *entry = (*entry).max(seq);
+        }
         // A report of durability only carries no figures.
         if progress.revision >= self.progress.revision {
             self.progress.revision = progress.revision;

@@ -269,3 +269,32 @@ fn work_for_a_database_that_is_not_open_is_refused() {
     let outcome = rig.turn(vec![put("one", "/a", "1", Durability::Buffered)]);
     assert!(matches!(written(&outcome.replies[0]), Err(WriteError::Closed)));
 }
+
+#[test]
+fn news_of_an_earlier_sync_that_come_late_take_nothing_back() {
+    let desk = super::news::NewsDesk::default();
+    let mut feed = desk.feed();
+    let replica = crdt::ReplicaId([1; 16]);
+    for seq in [6, 5] {
+        desk.advanced(database("one"), super::port::Progress { durable: vec![(replica, seq)], ..Default::default() });
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let news = runtime.block_on(feed.next()).unwrap();
+    assert!(matches!(&news[..], [super::port::News::Advanced(_, progress)] if progress.durable == [(replica, 6)]), "{news:?}");
+}
+
+#[test]
+fn what_a_failed_sync_did_not_cover_is_not_called_durable() {
+    let mut author = Rig::new(1);
+    let blocks = sealed(author.turn(vec![put("one", "/k", "v", Durability::Buffered)]));
+    let mut rig = Rig::new(2);
+    rig.turn(vec![Work::Blocks { database: database("one"), blocks, source: Source(1) }]);
+    let owed = rig.engine.unsynced();
+    assert_eq!(owed.len(), 1);
+    // The sync that was begun has not ended, or has failed: closing and opening must not forget the debt.
+    rig.turn(vec![Work::Close(database("one"))]);
+    rig.turn(vec![Work::Open(database("one"))]);
+    assert!(rig.engine.durable(&database("one")).is_empty());
+    rig.engine.synced(&owed);
+    assert_eq!(rig.engine.durable(&database("one")).len(), 1);
+}

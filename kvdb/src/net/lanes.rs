@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::driver::Done;
 use super::port::Backend;
 use super::sync::SessionId;
+use crate::engine::port::{Delivery, WriteError};
 
 /// The sessions that deliver.
 #[derive(Debug, Default)]
@@ -64,12 +65,22 @@ fn deliver<B: Backend>(session: SessionId, load: Load, backend: &B, done: &mpsc:
     let (backend, done) = (backend.clone(), done.clone());
     tokio::spawn(async move {
         let Load { database, source, blocks, bytes, room } = load;
-        let delivery = backend.deliver(database, blocks, source).await;
+        let count = blocks.len();
+        let delivery = match backend.deliver(database, blocks, source).await {
+            Ok(delivery) => Some(delivery),
+            Err(error) => {
+                tracing::warn!(%database, %error, "received blocks were not merged");
+                match error {
+                    // Closed meanwhile, which ends the session by itself.
+                    WriteError::Closed => Some(Delivery::default()),
+                    // Too much at once: as if the pending pool were full, sync brings them again.
+                    WriteError::QueueFull { .. } => Some(Delivery { dropped: count, ..Delivery::default() }),
+                    _ => None,
+                }
+            }
+        };
         drop(room);
-        if let Err(error) = &delivery {
-            tracing::warn!(%database, %error, "received blocks were not merged");
-        }
         // The driver being gone is the end of everything.
-        let _ = done.send(Done::Delivered(session, bytes, delivery.ok())).await;
+        let _ = done.send(Done::Delivered(session, bytes, delivery)).await;
     });
 }

@@ -24,7 +24,7 @@ pub const MAX_SYNC_CREDIT_BYTES: u64 = 16 << 20;
 pub const PEER_QUEUE_BYTES: usize = 512 << 10;
 /// Bytes of blocks of one peer, over all databases, that wait to be merged; above it nothing more is read from it.
 pub const PEER_UNMERGED_BYTES: usize = 8 << 20;
-/// Most databases that a node has open, or a peer may name.
+/// Most databases that a peer may name; a node itself has fewer open.
 pub const MAX_OPEN_DATABASES: usize = 4_096;
 /// Live feeds per database.
 pub const MAX_FEEDS_PER_DATABASE: usize = 8;
@@ -101,3 +101,6 @@ pub const SYNC_QUIET: Duration = Duration::from_millis(300);
 pub const MAX_SYNC_DELAY: Duration = Duration::from_secs(10);
 /// How long the larger peer id waits for the smaller one's first question.
 pub const FIRST_QUESTION_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the writer of a stream that was given up goes on with what is queued.
+pub const FAREWELL: Duration = Duration::from_secs(5);

@@ -71,6 +71,8 @@ impl Book {
         if let Some(target) = self.targets.iter_mut().find(|target| target.address == address && target.waiting.is_none()) {
             target.waiting = waiting;
             target.next = now;
+            // Asked for anew: whoever asks must hear that it is this node.
+            target.ourself = false;
             return true;
         }
         self.targets.push(Target {

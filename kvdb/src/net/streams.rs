@@ -9,11 +9,11 @@ use crdt::{Block, DatabaseId, Zip215};
 use futures::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use libp2p::PeerId;
 use thiserror::Error;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::limits::{FRAME_TIMEOUT, HELLO_TIMEOUT, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_TIMEOUT};
+use super::limits::{FAREWELL, FRAME_TIMEOUT, HELLO_TIMEOUT, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_TIMEOUT};
 use super::wire::{Frame, WireError, frame_len, header};
 
 /// Up to this many signatures are checked without leaving the task: less than a switch of threads is worth.
@@ -56,6 +56,8 @@ pub(super) struct Link {
     frames: mpsc::UnboundedSender<Frame>,
     queued: Arc<AtomicUsize>,
     reader: AbortHandle,
+    /// Dropped with the link: the writer then has a little time for what is queued.
+    _alive: oneshot::Sender<()>,
 }
 
 /// The peer reads so little that its queue has grown to the limit.
@@ -77,7 +79,8 @@ impl Link {
         let (frames, queue) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicUsize::new(0));
         let writer = Writer { reports: reports.clone(), peer, epoch, queued: Arc::clone(&queued) };
-        tokio::spawn(writer.run(writing, queue));
+        let (alive, gone) = oneshot::channel();
+        tokio::spawn(writer.run(writing, queue, gone));
         let reader = tokio::spawn(async move {
             let end = read(BufReader::with_capacity(64 << 10, reading), peer, epoch, &reports).await;
             if let Err(error) = end {
@@ -89,7 +92,7 @@ impl Link {
                 let _ = reports.send((peer, epoch, event)).await;
             }
         });
-        Self { epoch, frames, queued, reader: reader.abort_handle() }
+        Self { epoch, frames, queued, reader: reader.abort_handle(), _alive: alive }
     }
 
     /// Queues a frame; never waits.
@@ -121,8 +124,22 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run<W: AsyncWrite + Unpin>(self, mut stream: W, mut frames: mpsc::UnboundedReceiver<Frame>) {
-        if let Err(error) = self.write(&mut stream, &mut frames).await {
+    async fn run<W: AsyncWrite + Unpin>(
+        self,
+        mut stream: W,
+        mut frames: mpsc::UnboundedReceiver<Frame>,
+        gone: oneshot::Receiver<()>,
+    ) {
+        let late = async {
+            // The sender never sends; an error says that the link was dropped.
+            let _ = gone.await;
+            tokio::time::sleep(FAREWELL).await;
+        };
+        let end = tokio::select! {
+            end = self.write(&mut stream, &mut frames) => end,
+            () = late => return,
+        };
+        if let Err(error) = end {
             let _ = self.reports.send((self.peer, self.epoch, StreamEvent::Ended(error.to_string()))).await;
         }
     }

@@ -140,6 +140,12 @@ impl Network {
     pub(super) async fn next(&mut self) -> Event {
         loop {
             let event = self.swarm.select_next_some().await;
+            if let SwarmEvent::Behaviour(BehaviourEvent::Ping(ping::Event { connection, result: Err(error), .. })) = &event {
+                // TCP alone notices after many minutes that the other machine lost its power.
+                tracing::info!(%error, "a peer does not answer: closing its connection");
+                self.swarm.close_connection(*connection);
+                continue;
+            }
             if let Some(event) = translate(event) {
                 return event;
             }

@@ -49,6 +49,7 @@ impl<B: Backend> Driver<B> {
         let what = match reason {
             DisconnectReason::Misbehaved(_) => "sync_misbehaviour",
             DisconnectReason::Remote { .. } => "sync_remote_errors",
+            DisconnectReason::Refused => "sync_refused",
             _ => "sync_incompatible",
         };
         tracing::warn!(%peer, %reason, "sync with this peer ends for a while");

@@ -347,9 +347,7 @@ impl GossipMachine {
             return Verdict::Reject;
         }
         let Some(topic) = self.topics.get_mut(&database) else { return Verdict::Ignore };
-        if !topic.remember(announce) {
-            return Verdict::Ignore;
-        }
+        topic.remember(announce);
         self.hearing.heard(publisher, database, now);
         if let Some(local) = locals.get(&database) {
             let ours = local.summary();
@@ -377,10 +375,10 @@ impl Topic {
         boots.any(|(boot, counter)| *boot == announce.boot && *counter >= announce.counter)
     }
 
-    /// `false` when there is no room for a further publisher.
-    fn remember(&mut self, announce: &Announce) -> bool {
+    /// Notes the counter. When there are too many publishers one is forgotten: a replay of its words costs one comparison.
+    fn remember(&mut self, announce: &Announce) {
         if self.publishers.len() >= MAX_PUBLISHERS_PER_DATABASE && !self.publishers.contains_key(&announce.publisher) {
-            return false;
+            self.publishers.pop_first();
         }
         let boots = self.publishers.entry(announce.publisher).or_default();
         match boots.iter_mut().find(|(boot, _)| *boot == announce.boot) {
@@ -392,7 +390,6 @@ impl Topic {
                 boots.push((announce.boot, announce.counter));
             }
         }
-        true
     }
 }
 

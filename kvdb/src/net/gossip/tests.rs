@@ -251,8 +251,13 @@ fn publishers_are_remembered_up_to_a_limit() {
         let (database, heads_hash, vv_hash) = (database("d"), [0; 32], [0; 32]);
         Announce { database, publisher, boot, counter: 1, heads_hash, vv_hash, digest: Digest(0), signature: [0; 64] }
     };
-    let taken = (0..MAX_PUBLISHERS_PER_DATABASE + 5).filter(|n| topic.remember(&announce(*n, 0))).count();
-    assert_eq!(taken, MAX_PUBLISHERS_PER_DATABASE);
-    (0..100).for_each(|boot| assert!(topic.remember(&announce(0, boot))));
-    assert_eq!(topic.publishers.values().next().unwrap().len(), MAX_BOOTS_PER_PUBLISHER);
+    for n in 0..MAX_PUBLISHERS_PER_DATABASE + 5 {
+        topic.remember(&announce(n, 0));
+        assert!(topic.is_stale(&announce(n, 0)), "the newest is always remembered");
+    }
+    assert_eq!(topic.publishers.len(), MAX_PUBLISHERS_PER_DATABASE);
+    for boot in 0..100 {
+        topic.remember(&announce(7, boot));
+    }
+    assert_eq!(topic.publishers[&announce(7, 0).publisher].len(), MAX_BOOTS_PER_PUBLISHER);
 }

@@ -2,7 +2,7 @@
 
 use super::session::Cursor;
 use super::*;
-use crate::net::limits::{BLOCKS_FRAME_BYTES, MAX_FRAME_BLOCKS, MAX_START_LOOKUPS, PEER_QUEUE_BYTES};
+use crate::net::limits::{BLOCKS_FRAME_BYTES, MAX_FRAME_BLOCKS, MAX_HAVE_ENTRIES, MAX_START_LOOKUPS, PEER_QUEUE_BYTES};
 
 impl SyncMachine {
     /// The session may have something to do: let its peer's round robin look at it.
@@ -64,7 +64,9 @@ impl SyncMachine {
             self.send(peer, frame);
             return true;
         }
-        if session.wants_read() {
+        // A read for an earlier session of the same pair goes on: its end looks here again.
+        if session.wants_read() && !self.reads.values().any(|key| *key == (peer, database)) {
+            self.reads.insert(id, (peer, database));
             session.reading = true;
             let from = match session.cursor {
                 Cursor::At(revision) => ReadFrom::Revision(revision),
@@ -78,6 +80,14 @@ impl SyncMachine {
     }
 
     pub(super) fn log_read(&mut self, id: SessionId, chunk: Option<LogChunk>) {
+        if let Some((peer, database)) = self.reads.remove(&id)
+            && !self.sessions.contains_key(&id)
+        {
+            if let Some(next) = self.peers.get(&peer).and_then(|peer| peer.sessions.get(&database)).copied() {
+                self.make_ready(next);
+            }
+            return;
+        }
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.reading = false;
         let stale = std::mem::replace(&mut session.discard, false);
@@ -129,6 +139,12 @@ impl SyncMachine {
             session.durable.raise(*replica, *seq);
             session.assumed.raise(*replica, *seq);
         }
+        let count = session.durable.len();
+        if count > MAX_HAVE_ENTRIES {
+            let (what, limit) = ("the number of acknowledged entries", MAX_HAVE_ENTRIES as u64);
+            self.cut_off(peer, ErrorCode::Limit, DisconnectReason::Limit { what, value: count as u64, limit });
+            return;
+        }
         self.make_ready(id);
     }
 
@@ -160,6 +176,13 @@ impl SyncMachine {
 
     pub(super) fn delivered(&mut self, id: SessionId, bytes: u64, delivery: Option<Delivery>) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(delivery) = delivery else {
+            // No ack: the peer would send everything again and again.
+            let peer = session.peer;
+            self.out.push(Output::Disconnect(peer, DisconnectReason::Refused));
+            self.peer_down(&peer);
+            return;
+        };
         session.consumed += bytes;
         let (peer, database, consumed) = (session.peer, session.database, session.consumed);
         // In quarters, so that a stream of small blocks is not answered by one frame each; at once when nothing waits.
@@ -167,16 +190,11 @@ impl SyncMachine {
             session.told = consumed;
             self.send(peer, Frame::Ack { database, consumed, durable: Vec::new() });
         }
-        match delivery {
-            Some(delivery) => {
-                if !delivery.disagreements.is_empty() {
-                    self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
-                }
-                if delivery.held > 0 || delivery.dropped > 0 {
-                    self.unsettled(id);
-                }
-            }
-            None => self.unsettled(id),
+        if !delivery.disagreements.is_empty() {
+            self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
+        }
+        if delivery.held > 0 || delivery.dropped > 0 {
+            self.unsettled(id);
         }
     }
 }

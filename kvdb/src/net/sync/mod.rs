@@ -117,6 +117,9 @@ pub enum DisconnectReason {
         /// The peer's version.
         theirs: u64,
     },
+    /// This node's engine takes no blocks.
+    #[error("this node's engine takes no blocks now")]
+    Refused,
     /// A limit of the peer does not fit ours.
     #[error("{what} is {value} with one node, but the other needs {limit}")]
     Limit {
@@ -211,6 +214,9 @@ pub struct SyncMachine {
     ranks: BTreeMap<DatabaseId, BTreeMap<[u8; 32], SessionId>>,
     timers: BTreeSet<(Moment, SessionId)>,
     next_session: u64,
+    /// Log reads under way, also for sessions that have ended since: one for each database with a peer, however often
+    /// that one closes and opens it.
+    reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
     now: Moment,
     out: Vec<Output>,
 }
@@ -227,6 +233,7 @@ impl SyncMachine {
             ranks: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_session: 0,
+            reads: BTreeMap::new(),
             now: Moment::ZERO,
             out: Vec::new(),
         }
@@ -303,11 +310,14 @@ impl SyncMachine {
 
     fn advanced(&mut self, database: DatabaseId, progress: &Progress) {
         let Some(local) = self.locals.get_mut(&database) else { return };
+        // A sync beside the engine may report after a later one; what is acknowledged never falls.
+        let known = |(replica, seq): &&(ReplicaId, u64)| local.durable().get(replica) < *seq;
+        let durable: Vec<(ReplicaId, u64)> = progress.durable.iter().filter(known).copied().collect();
         local.advance(progress);
         let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
         for id in sessions {
             self.feed_advanced(id, &progress.vv);
-            self.send_durable(id, &progress.durable);
+            self.send_durable(id, &durable);
         }
     }
 

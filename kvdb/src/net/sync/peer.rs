@@ -170,7 +170,7 @@ impl SyncMachine {
         self.next_session += 1;
         let id = SessionId(self.next_session);
         peer.sessions.insert(database, id);
-        self.sessions.insert(id, Session::new(with, database, hello.credit_bytes));
+        self.sessions.insert(id, Session::new(with, database, hello.credit_bytes.min(SYNC_CREDIT_BYTES)));
         self.ranks.entry(database).or_default().insert(distance(&self.me, &with), id);
         let durable: Vec<(ReplicaId, u64)> = local.durable().iter().collect();
         self.rank(database);
