@@ -5,7 +5,7 @@ use crdt::{PendingLimits, Source};
 use quickcheck::quickcheck;
 
 use super::*;
-use crate::net::limits::{MAX_FRAME_BYTES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
+use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
 use crate::net::testing::{ToyEngine, database};
 use crate::net::wire::{HaveKind, Hello, Summary};
 
@@ -567,7 +567,7 @@ fn closing_and_opening_while_frames_fly_starts_over() {
                 if (seed >> (2 * i + n)) & 1 == 1 {
                     let n = usize::try_from(n).unwrap();
                     world.input(n, Input::News(News::Closed(db)));
-                    world.nodes[n].jobs.clear();
+                    world.nodes[n].jobs.retain(|job| matches!(job, Job::Read(..) | Job::HaveRead(..)));
                     world.open(n, db);
                 }
             }
@@ -594,6 +594,37 @@ fn against(frames: Vec<Frame>) -> World {
         world.receive(0, other, &frame);
     }
     world
+}
+
+#[test]
+fn opening_and_closing_for_ever_costs_one_read_at_a_time() {
+    let db = database("d");
+    let list = Frame::HaveList { database: db, entries: vec![], last: true };
+    let round = [Frame::Open(db), list, Frame::Close(db)];
+    let mut frames = vec![hello()];
+    (0..50).for_each(|_| frames.extend(round.iter().cloned()));
+    frames.extend(round.iter().take(2).cloned());
+    let mut world = against(frames);
+    let reads = |world: &World| world.nodes[0].jobs.iter().filter(|job| matches!(job, Job::Read(..))).count();
+    assert_eq!(reads(&world), 1);
+    // Its answer belongs to a session that has ended; the one that stands reads then.
+    while reads(&world) > 0 || world.nodes[0].sent.get("blocks").is_none() {
+        assert!(world.step());
+    }
+}
+
+#[test]
+fn acknowledging_more_writers_than_there_may_be_ends_the_stream() {
+    let db = database("d");
+    let ack = |part: usize| {
+        let entry = |n: usize| (ReplicaId((n as u128).to_be_bytes()), 1);
+        let first = part * MAX_FRAME_ENTRIES;
+        Frame::Ack { database: db, consumed: 0, durable: (first..first + MAX_FRAME_ENTRIES).map(entry).collect() }
+    };
+    let frames = [hello(), Frame::Open(db)].into_iter().chain((0..=MAX_HAVE_ENTRIES / MAX_FRAME_ENTRIES).map(ack)).collect();
+    let world = against(frames);
+    let ended = world.nodes[0].cut.last();
+    assert!(matches!(ended, Some((_, DisconnectReason::Limit { what: "the number of acknowledged entries", .. }))), "{ended:?}");
 }
 
 #[test]
