@@ -46,9 +46,16 @@ const STATUS_AGE: Moment = Moment::from_millis(200);
 pub(super) enum Done {
     LogRead(SessionId, Option<LogChunk>),
     Delivered(SessionId, u64, Option<Delivery>),
-    GossipDelivered { database: DatabaseId, from: PeerId, author: PeerId, delivery: Option<Delivery> },
+    GossipDelivered {
+        database: DatabaseId,
+        from: PeerId,
+        author: PeerId,
+        delivery: Option<Delivery>,
+    },
     Opened(PeerId, Result<Stream, String>),
     Incoming(PeerId, Stream),
+    /// A peer that broke the protocol has had time to read why.
+    CutOff(PeerId),
 }
 
 /// Starts replication.
@@ -316,6 +323,7 @@ impl<B: Backend> Driver<B> {
                 let merged = delivery.is_some_and(|delivery| delivery.held == 0 && delivery.dropped == 0);
                 self.gossip(gossip::Input::Delivered { database, from, author, merged }, None);
             }
+            Done::CutOff(peer) => self.network.disconnect(peer),
             Done::Opened(peer, outcome) => self.opened(peer, outcome),
             Done::Incoming(peer, stream) => {
                 // Only the smaller id opens: two streams would be one too many.

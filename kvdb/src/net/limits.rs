@@ -104,3 +104,6 @@ pub const FIRST_QUESTION_WAIT: Duration = Duration::from_secs(5);
 
 /// How long the writer of a stream that was given up goes on with what is queued.
 pub const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long a peer that broke the protocol stays connected, to read why.
+pub const LAST_WORDS: Duration = Duration::from_millis(500);

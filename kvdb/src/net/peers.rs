@@ -44,6 +44,8 @@ pub(super) struct Known {
     pub(super) misbehaviour: u64,
     cut_off: u32,
     refused_until: Moment,
+    /// When it may connect again after it broke the protocol.
+    banned_until: Moment,
     /// When a stream is to be opened.
     pub(super) open_at: Option<Moment>,
     pub(super) opening: bool,
@@ -216,6 +218,14 @@ impl Book {
         known.misbehaviour += u64::from(misbehaved);
         known.refused_until = now + (MIN_PENALTY * (1 << known.cut_off.min(10))).min(MAX_PENALTY);
         known.cut_off = known.cut_off.saturating_add(1);
+        if misbehaved {
+            known.banned_until = known.refused_until;
+        }
+    }
+
+    /// Whether the peer broke the protocol and may not connect yet.
+    pub(super) fn is_banned(&self, peer: &PeerId, now: Moment) -> bool {
+        self.known.get(peer).is_some_and(|known| known.banned_until > now)
     }
 
     pub(super) fn is_refused(&self, peer: &PeerId, now: Moment) -> bool {

@@ -11,7 +11,7 @@ impl<B: Backend> Driver<B> {
         let now = self.now();
         match event {
             Event::Connected { peer, connection, address, outgoing, count } => {
-                if count > crate::net::limits::MAX_CONNECTIONS_PER_PEER {
+                if count > crate::net::limits::MAX_CONNECTIONS_PER_PEER || self.book.is_banned(&peer, now) {
                     // Bootstrap peers are exempt from the limits, but not from this one.
                     self.network.close_connection(connection);
                 }

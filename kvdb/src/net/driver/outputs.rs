@@ -3,6 +3,7 @@
 use super::*;
 use crate::net::gossip::Verdict;
 use crate::net::handle::{DatabaseStatus, PeerStatus};
+use crate::net::limits::LAST_WORDS;
 
 impl<B: Backend> Driver<B> {
     /// Hands an input to the sync machine and does what comes out.
@@ -58,6 +59,13 @@ impl<B: Backend> Driver<B> {
         self.book.punish(peer, misbehaved, now);
         // What was sent before, the reason among it, is still written.
         self.end_link(peer);
+        if misbehaved {
+            let done = self.done.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(LAST_WORDS).await;
+                let _ = done.send(Done::CutOff(peer)).await;
+            });
+        }
     }
 
     fn report(&mut self, report: Report) {
@@ -117,6 +125,13 @@ impl<B: Backend> Driver<B> {
                     Verdict::Reject => "gossip_rejected",
                 });
                 self.network.verdict(id, &from, verdict);
+                if verdict == Verdict::Reject {
+                    // Whoever passes a message on has looked at it first: what is wrong with it is the sender's own fault.
+                    tracing::warn!(peer = %from, "gossip that is malformed or forged: this peer is cut off for a while");
+                    let now = self.now();
+                    self.book.punish(from, true, now);
+                    self.network.disconnect(from);
+                }
             }
             gossip::Output::Deliver { database, from, author, block } => self.deliver_gossip(database, from, author, block),
             gossip::Output::StartSync(database, peer, announced) => {

@@ -20,7 +20,7 @@ use super::limits::{
     MAX_BOOTS_PER_PUBLISHER, MAX_GOSSIP_BLOCK_BYTES, MAX_PUBLISHERS_PER_DATABASE, MIN_ANNOUNCE_GAP, RELAY_ANNOUNCE_GAP,
 };
 use super::local::Locals;
-use super::wire::{Announce, Message};
+use super::wire::{Announce, Message, WireError};
 use crate::engine::port::Progress;
 use hearing::Hearing;
 use rate::Rate;
@@ -309,6 +309,8 @@ impl GossipMachine {
         match Message::decode(data) {
             Ok(Message::Block(bytes)) => self.judge_block(database, from, bytes, locals),
             Ok(Message::Announce(announce)) => self.judge_announce(database, from, &announce, locals, now),
+            // A later release may say more; that is not this peer's fault.
+            Err(WireError::UnknownKind { .. }) => Verdict::Ignore,
             Err(_) => Verdict::Reject,
         }
     }
