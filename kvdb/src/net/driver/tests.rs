@@ -212,3 +212,74 @@ async fn g08_more_databases_than_the_default_filter_takes_all_hear_gossip() {
     a.backend.put(dbs[149], "/k", b"v");
     equal(&[&a, &b], &dbs[149]).await;
 }
+
+/// A peer with the real transports that says what it likes. Its id is smaller than the other's, so that it opens the stream.
+async fn stranger(than: PeerId, to: Multiaddr) -> (PeerId, Network) {
+    let identity = (10..=255).map(keypair).find(|pair| pair.public().to_peer_id() < than).unwrap();
+    let mut network = Network::new(&identity, &options(), &[]).unwrap();
+    network.dial(None, vec![to]).unwrap();
+    loop {
+        if let Event::Connected { .. } = network.next().await {
+            return (identity.public().to_peer_id(), network);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_bytes_on_the_sync_stream_cost_their_sender_the_connection() {
+    use futures::AsyncWriteExt as _;
+    let db = database("d");
+    // No frame, a length beyond all frames, and a header with nothing after it but the end.
+    for (round, bytes) in [&[0, 0, 0, 3, 1, 2, 3][..], &[0xff; 8], &[0, 0, 0, 9, 1]].into_iter().enumerate() {
+        let a = Node::start(1, options()).await;
+        a.backend.open(db);
+        let before = a.state(&db);
+        let (_, mut network) = stranger(a.net.peer_id(), a.address()).await;
+        let mut control = network.control();
+        let peer = a.net.peer_id();
+        let polling = tokio::spawn(async move {
+            loop {
+                if let Event::Disconnected { .. } = network.next().await {
+                    return;
+                }
+            }
+        });
+        let mut stream = control.open_stream(peer, SYNC).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream.close().await.unwrap();
+        if round == 2 {
+            // Cut off in a frame: the stream ends, which may be anybody's fault.
+            eventually("stream ended", || a.count("sync_streams") >= 1 && a.net.peers().iter().all(|peer| !peer.syncing)).await;
+            polling.abort();
+            continue;
+        }
+        tokio::time::timeout(Duration::from_secs(30), polling).await.unwrap().unwrap();
+        assert_eq!((a.count("sync_misbehaviour"), a.state(&db)), (1, before));
+        // Connecting again before the penalty is over is of no use.
+        let (_, mut again) = stranger(a.net.peer_id(), a.address()).await;
+        while !matches!(again.next().await, Event::Disconnected { .. }) {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forged_gossip_costs_its_sender_the_connection() {
+    let db = database("d");
+    let a = Node::start(1, options()).await;
+    a.backend.open(db);
+    let before = a.state(&db);
+    let (_, mut network) = stranger(a.net.peer_id(), a.address()).await;
+    network.subscribe(&gossip::topic(&db)).unwrap();
+    let mut every = tokio::time::interval(Duration::from_millis(200));
+    let cut = async {
+        for n in 0_u64.. {
+            tokio::select! {
+                event = network.next() => if let Event::Disconnected { .. } = event { return },
+                // Published again until the other has subscribed; a new message each time.
+                _ = every.tick() => drop(network.publish(&gossip::topic(&db), n.to_be_bytes().to_vec().into())),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), cut).await.unwrap();
+    assert!(a.count("gossip_rejected") >= 1);
+    assert_eq!(a.state(&db), before);
+}
