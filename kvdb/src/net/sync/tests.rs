@@ -608,7 +608,7 @@ fn opening_and_closing_for_ever_costs_one_read_at_a_time() {
     let reads = |world: &World| world.nodes[0].jobs.iter().filter(|job| matches!(job, Job::Read(..))).count();
     assert_eq!(reads(&world), 1);
     // Its answer belongs to a session that has ended; the one that stands reads then.
-    while reads(&world) > 0 || world.nodes[0].sent.get("blocks").is_none() {
+    while reads(&world) > 0 || !world.nodes[0].sent.contains_key("blocks") {
         assert!(world.step());
     }
 }
