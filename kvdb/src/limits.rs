@@ -19,7 +19,7 @@ pub const MAX_SEALED_NEWS_BYTES: usize = 1 << 20;
 /// Most listing streams open at a time in one node; each holds a thread and a snapshot.
 pub const MAX_LIST_STREAMS: usize = 64;
 /// Items that a listing stream reads ahead of its reader, at most.
-pub const LIST_CHUNK_ITEMS: usize = 256;
+pub const LIST_CHUNK_ITEMS: usize = 1_024;
 /// Bytes that a listing stream reads ahead of its reader, about.
 pub const LIST_CHUNK_BYTES: usize = 256 << 10;
 /// A page of a listing ends after this many bytes of keys and values.
