@@ -19,7 +19,7 @@ use crate::raw::Form;
 use crate::world::{database, key};
 
 fn path(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests/golden", name].iter().collect()
+    crate::package().join("tests/golden").join(name)
 }
 
 /// Compares with the kept file, line by line.

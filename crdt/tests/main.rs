@@ -13,3 +13,8 @@ mod raw;
 mod refused;
 mod scripts;
 mod world;
+
+/// This package's directory, by the variable of the run, not of the build: one target directory serves several checkouts.
+fn package() -> std::path::PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo runs these tests").into()
+}

@@ -35,7 +35,7 @@ struct Play {
 
 /// Runs the scripts of a case.
 fn run(case: &str) {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scripts");
+    let directory = crate::package().join("tests/scripts");
     let mut found = 0;
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -212,7 +212,7 @@ macro_rules! cases {
 
         #[test]
         fn every_script_belongs_to_a_case() {
-            for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/scripts")).unwrap() {
+            for entry in std::fs::read_dir(crate::package().join("tests/scripts")).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();
                 assert!([$($case),*].iter().any(|case| name.starts_with(&format!("{case}_"))), "{name} is never run");
             }

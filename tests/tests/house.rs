@@ -37,8 +37,10 @@ const CLOCKS: &[&str] = &["kvdb/src/clock.rs", "kvdb/src/engine/driver.rs", "kvd
 
 const MAX_FILE_LINES: usize = 800;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the workspace")
+/// By the variable of the run, not of the build: one target directory serves several checkouts.
+fn root() -> PathBuf {
+    let package = std::env::var("CARGO_MANIFEST_DIR").expect("cargo runs this test");
+    Path::new(&package).parent().expect("the package lies in the workspace").to_owned()
 }
 
 /// The Rust files of the workspace with their text, paths relative to the root.
