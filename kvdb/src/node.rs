@@ -113,12 +113,16 @@ impl Node {
         let peer_id = keypair.public().to_peer_id();
         let store = StoreSlot::new(store);
         let backend = EngineBackend::new(engine.clone(), store.clone());
+        let listeners = network.as_ref().map_or(0, |network| network.listeners().count());
         let expects_peers = network.as_ref().is_some_and(|network| !network.bootstrap.is_empty());
         let start = |network| crate::net::spawn(&network, &keypair, backend, engine.news());
         let net = network.map(start).transpose().inspect_err(|_| {
             engine.stop();
             store.release();
         })?;
+        if let Some(net) = &net {
+            net.listening(listeners).await;
+        }
         let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
         Ok(Self(Arc::new(Inner { peer_id, store, engine, net, expects_peers, opened: clock::now(), durability, streams })))
     }

@@ -9,6 +9,8 @@ use libp2p::{Multiaddr, PeerId};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
+use super::limits::LISTEN_WAIT;
+
 /// One connected peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerStatus {
@@ -114,6 +116,18 @@ impl NetHandle {
     #[must_use]
     pub fn listen_addresses(&self) -> Vec<Multiaddr> {
         lock(&self.shared).listen.clone()
+    }
+
+    /// Waits until each of so many listeners has an address; not for ever, since one may have failed, which is logged.
+    pub(crate) async fn listening(&self, listeners: usize) {
+        let all = async {
+            while lock(&self.shared).listen.len() < listeners {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if tokio::time::timeout(LISTEN_WAIT, all).await.is_err() {
+            tracing::warn!(listeners, "not all listeners have an address after {LISTEN_WAIT:?}");
+        }
     }
 
     /// The connected peers, as of their last change.

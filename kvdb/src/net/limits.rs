@@ -107,3 +107,6 @@ pub const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long a peer that broke the protocol stays connected, to read why.
 pub const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// How long opening a node waits for its listeners' addresses.
+pub const LISTEN_WAIT: Duration = Duration::from_secs(2);

@@ -124,6 +124,11 @@ pub enum NetworkError {
 }
 
 impl NetworkOptions {
+    /// The addresses that are listened on: a network key protects TCP only, so that with one QUIC is off.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = &Multiaddr> {
+        self.listen.iter().filter(|address| self.network_key.is_none() || !is_quic(address))
+    }
+
     /// # Errors
     /// When a value is out of its bounds, or another program has a TCP port.
     pub(crate) fn check(&self) -> Result<(), NetworkError> {
@@ -139,6 +144,10 @@ impl NetworkOptions {
         }
         self.listen.iter().try_for_each(check_port)
     }
+}
+
+pub(super) fn is_quic(address: &Multiaddr) -> bool {
+    address.iter().any(|part| matches!(part, Protocol::Quic | Protocol::QuicV1))
 }
 
 /// libp2p listens with `SO_REUSEPORT`, so that two programs would share a TCP port without noticing, each getting some of

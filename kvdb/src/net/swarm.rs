@@ -10,7 +10,6 @@ use libp2p::core::transport::{Boxed, OrTransport};
 use libp2p::core::{ConnectedPoint, muxing::StreamMuxerBox, upgrade};
 use libp2p::gossipsub::{self, IdentTopic, MessageAcceptance, MessageAuthenticity, MessageId, TopicHash, ValidationMode};
 use libp2p::identity::Keypair;
-use libp2p::multiaddr::Protocol;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, ListenError, NetworkBehaviour, Swarm, SwarmEvent};
@@ -21,7 +20,7 @@ use super::limits::{
     GOSSIP_FRAME_BYTES, HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_OPEN_DATABASES, MAX_PENDING_INCOMING,
     MAX_PENDING_OUTGOING,
 };
-use super::options::{NetworkError, NetworkOptions};
+use super::options::{NetworkError, NetworkOptions, is_quic};
 
 /// The protocol family, for identify.
 const FAMILY: &str = "kvdb/1";
@@ -209,10 +208,6 @@ impl Network {
         };
         self.swarm.behaviour_mut().gossipsub.report_message_validation_result(id, from, acceptance);
     }
-}
-
-fn is_quic(address: &Multiaddr) -> bool {
-    address.iter().any(|part| matches!(part, Protocol::Quic | Protocol::QuicV1))
 }
 
 fn transport(identity: &Keypair, options: &NetworkOptions) -> Result<Boxed<(PeerId, StreamMuxerBox)>, String> {
