@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crdt::{Block, DatabaseId, Ed25519Signer, Source, Zip215};
+use crdt::{Block, DatabaseId, Source, Zip215};
 use futures::StreamExt as _;
 use libp2p::gossipsub::MessageId;
 use libp2p::identity::Keypair;
@@ -70,7 +70,7 @@ pub fn spawn<B: Backend, N: NewsSource>(
 ) -> Result<NetHandle, NetworkError> {
     options.check()?;
     let me = identity.public().to_peer_id();
-    let signer = signer(identity).ok_or(NetworkError::Identity)?;
+    let signer = crate::identity::signer(identity).ok_or(NetworkError::Identity)?;
     let exempt: Vec<PeerId> = options.bootstrap.iter().filter_map(peer_in).collect();
     let network = Network::new(identity, options, &exempt)?;
     let (commands, asked) = mpsc::channel(64);
@@ -116,12 +116,6 @@ pub fn spawn<B: Backend, N: NewsSource>(
     };
     tokio::spawn(driver.run(news, asked, stream_events, finished));
     Ok(handle)
-}
-
-fn signer(identity: &Keypair) -> Option<Ed25519Signer> {
-    let pair = identity.clone().try_into_ed25519().ok()?;
-    let seed: [u8; 32] = pair.secret().as_ref().try_into().ok()?;
-    Some(Ed25519Signer::from_seed(seed))
 }
 
 fn accept(network: &Network, done: mpsc::Sender<Done>) -> Result<(), NetworkError> {
