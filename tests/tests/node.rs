@@ -173,12 +173,20 @@ async fn r17_listing_equals_a_naive_reference() {
 async fn a_stream_is_one_snapshot_however_slow_its_reader_and_their_number_is_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let (node, db) = open(&dir).await;
-    let fill =
-        |value: &'static str| (0..MAX_PAGE_ITEMS).fold(Batch::new(), |batch, n| batch.put(key(&format!("/k/{n:05}")), value));
-    db.batch(fill("old")).await.unwrap();
+    // Values that are kept apart from their rows: rows and values must come from one state, not only the rows.
+    let value = |text: &str| text.repeat(200);
+    let fill = |from: usize, text: &str| {
+        let half = from..from + MAX_PAGE_ITEMS / 2;
+        half.fold(Batch::new(), |batch, n| batch.put(key(&format!("/k/{n:05}")), value(text)))
+    };
+    for from in [0, MAX_PAGE_ITEMS / 2] {
+        db.batch(fill(from, "old")).await.unwrap();
+    }
     let mut stream = db.list_stream(ListOptions::new(Prefix::root())).unwrap();
     let mut seen = vec![stream.next().await.unwrap().unwrap()];
-    db.batch(fill("new")).await.unwrap();
+    for from in [0, MAX_PAGE_ITEMS / 2] {
+        db.batch(fill(from, "new")).await.unwrap();
+    }
     for n in 0..MAX_PAGE_ITEMS / 2 {
         db.delete(&key(&format!("/k/{n:05}"))).await.unwrap();
     }
@@ -186,7 +194,7 @@ async fn a_stream_is_one_snapshot_however_slow_its_reader_and_their_number_is_bo
         seen.push(item.unwrap());
     }
     assert_eq!(seen.len(), MAX_PAGE_ITEMS);
-    assert!(seen.iter().all(|item| matches!(item, ListItem::Entry(entry) if entry.value == "old")));
+    assert!(seen.iter().all(|item| matches!(item, ListItem::Entry(entry) if entry.value == value("old"))));
     drop(stream);
     let mut open: Vec<_> = (0..MAX_LIST_STREAMS).map(|_| db.list_stream(ListOptions::new(Prefix::root())).unwrap()).collect();
     let refused = db.list_stream(ListOptions::new(Prefix::root())).unwrap_err();
