@@ -10,6 +10,7 @@ use crate::effect::{OpOutcome, WriteRefusal};
 use crate::input::{LocalOp, LocalWrite, Token};
 use crate::key::Key;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_BLOCK_REQUESTS, MAX_OP_SUPERSEDED, MAX_VALUE_BYTES};
+use crate::mutation::{Mutation, active};
 use crate::row::Row;
 use crate::step::Turn;
 use crate::store::View;
@@ -170,7 +171,8 @@ impl Group {
 
 /// What a write at this row supersedes: everything alive, the greatest first, up to what one op may name.
 pub(crate) fn seen(row: &Row) -> Vec<Dot> {
-    row.dots().take(MAX_OP_SUPERSEDED).collect()
+    let forgotten = usize::from(active(Mutation::SeenForgotten) && row.siblings().len() > 1);
+    row.dots().skip(forgotten).take(MAX_OP_SUPERSEDED).collect()
 }
 
 fn value_len(op: &LocalOp) -> usize {

@@ -8,6 +8,7 @@ use crate::block::{Block, BlockHash, Parent};
 use crate::clock::Stamp;
 use crate::dot::{Dot, ReplicaId};
 use crate::limits::{MAX_BLOCK_PARENTS, MAX_PACKED_HEADS};
+use crate::mutation::{Mutation, active};
 
 /// A head's address and stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +26,11 @@ pub struct Heads(BTreeMap<Dot, Head>);
 impl Heads {
     /// Takes in a merged block: it replaces those of its parents that are heads.
     pub fn merge(&mut self, block: &Block) {
-        for parent in block.parents() {
+        for parent in block.parents().iter().filter(|_| !active(Mutation::HeadsKeepParents)) {
             self.0.remove(&parent.dot);
+        }
+        if active(Mutation::HeadsDropConcurrent) {
+            self.0.clear();
         }
         self.0.insert(block.dot(), Head { hash: block.hash(), stamp: block.stamp() });
     }

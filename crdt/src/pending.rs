@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::block::Block;
 use crate::dot::{Dot, ReplicaId};
 use crate::limits::{MAX_PENDING_BLOCKS, MAX_PENDING_BYTES, MAX_PENDING_SHARE_PERCENT};
+use crate::mutation::{Mutation, active};
 
 /// Who handed a block in: a number that the caller gives to each peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -88,7 +89,7 @@ impl Pending {
             || self.bytes + size > self.limits.bytes
             || share.blocks >= self.limits.source_blocks
             || share.bytes + size > self.limits.source_bytes;
-        if full {
+        if full && !active(Mutation::PendingUnbounded) {
             if share.blocks == 0 {
                 self.shares.remove(&source);
             }
@@ -107,6 +108,7 @@ impl Pending {
         let range = Dot { replica, seq: 0 }..=Dot { replica, seq };
         let mut dots: BTreeSet<Dot> = self.waiting.range(range.clone()).flat_map(|(_, dots)| dots).copied().collect();
         dots.extend(self.blocks.range(range).map(|(dot, _)| *dot));
+        dots.retain(|_| !active(Mutation::PendingKept));
         dots.into_iter().filter_map(|dot| self.take(dot)).collect()
     }
 

@@ -12,6 +12,7 @@ use crate::heads::Heads;
 use crate::input::{Input, LocalWrite};
 use crate::key::Key;
 use crate::limits::{MAX_OP_SUPERSEDED, MAX_UINT};
+use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
 use crate::sign::Signer;
@@ -178,7 +179,8 @@ impl Replica {
         if group.is_empty() {
             return Ok(());
         }
-        let Gathered { ops, answers, callers } = group.take();
+        let Gathered { mut ops, answers, callers } = group.take();
+        let second = if active(Mutation::BatchTorn) && answers.is_empty() && ops.len() > 1 { ops.pop() } else { None };
         let crowded: Vec<(Key, Change)> = ops
             .iter()
             .filter(|op| op.superseded.len() == MAX_OP_SUPERSEDED)
@@ -196,6 +198,9 @@ impl Replica {
         };
         let dot = block.dot();
         self.merge_local(block, view, turn)?;
+        if let Some(Ok(block)) = second.map(|op| Block::seal(self.draft(vec![op], Vec::new(), env), env.signer)) {
+            self.merge_local(block, view, turn)?;
+        }
         for caller in callers {
             let outcome = WriteOutcome { dot: Some(dot), ops: caller.ops };
             turn.effect(Effect::Written { token: caller.token, outcome });
@@ -231,15 +236,26 @@ impl Replica {
     fn draft(&mut self, ops: Vec<Op>, answers: Vec<crate::block::Answer>, env: &mut Env<'_>) -> Draft {
         let database = self.database;
         let writer = *self.writer.get_or_insert_with(|| {
-            let author = Author { public_key: env.signer.public_key(), nonce: (env.random)() & MAX_UINT };
+            let mut author = Author { public_key: env.signer.public_key(), nonce: (env.random)() & MAX_UINT };
+            if active(Mutation::NonceFixed) {
+                author.nonce = 1;
+            }
+            if active(Mutation::NonceReadBack) {
+                let known = self.vv.values().find(|entry| entry.author.public_key == author.public_key);
+                author = known.map_or(author, |entry| entry.author);
+            }
             Writer { author, replica: author.replica(&database) }
         });
+        let mut parents = self.heads.parents(Some(writer.replica));
+        if active(Mutation::ParentsForgotten) {
+            parents.truncate(1);
+        }
         Draft {
             database,
             author: writer.author,
-            seq: self.seq(&writer.replica) + 1,
+            seq: self.seq(&writer.replica) + u64::from(!(active(Mutation::SeqReused) && self.seq(&writer.replica) == 2)),
             stamp: self.clock.tick(env.now),
-            parents: self.heads.parents(Some(writer.replica)),
+            parents,
             ops,
             answers,
         }
@@ -254,7 +270,7 @@ impl Replica {
     }
 
     fn receive<V: View>(&mut self, block: Block, source: Source, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
-        if block.database() != self.database {
+        if block.database() != self.database && !active(Mutation::ForeignBlockTaken) {
             // The caller sorts blocks by database; one of another must not touch this one's rows.
             debug_assert!(false, "a block of another database");
             return Ok(());
@@ -267,6 +283,9 @@ impl Replica {
     fn accept<V: View>(&mut self, block: Block, source: Source, view: &V, turn: &mut Turn) -> Result<bool, V::Error> {
         let dot = block.dot();
         if self.covers(&dot) {
+            if active(Mutation::DuplicateMerged) {
+                self.merge(&block, view, turn)?;
+            }
             match self.known_hash(&dot, view, turn)? {
                 Some(kept) if kept != block.hash() => {
                     self.leave_writer(dot.replica);
@@ -301,7 +320,9 @@ impl Replica {
         while let Some(replica) = risen.pop_front() {
             for (block, source) in self.pending.release(replica, self.seq(&replica)) {
                 let author = block.dot().replica;
-                if self.accept(block, source, view, turn)? {
+                if active(Mutation::PendingUnchecked) {
+                    self.merge(&block, view, turn)?;
+                } else if self.accept(block, source, view, turn)? {
                     risen.push_back(author);
                 }
             }
@@ -327,10 +348,13 @@ impl Replica {
     /// A dot that must be merged before this block; `None` when it is ready.
     fn missing(&self, block: &Block) -> Option<Dot> {
         let dot = block.dot();
-        if self.seq(&dot.replica) != dot.seq - 1 {
+        if self.seq(&dot.replica) != dot.seq - 1 && !active(Mutation::MergeOutOfSeq) {
             return Some(Dot { replica: dot.replica, seq: dot.seq - 1 });
         }
-        named(block).find(|dot| !self.covers(dot))
+        let parents = block.parents().len();
+        let skipped = if active(Mutation::MergeBeforeParents) { parents } else { 0 };
+        let looked_at = if active(Mutation::MergeBeforeSuperseded) { parents } else { usize::MAX };
+        named(block).take(looked_at).skip(skipped).find(|dot| !self.covers(dot))
     }
 
     /// The address of a merged block, if it is still known.
@@ -353,7 +377,9 @@ impl Replica {
             let entry = turn.row(view, &op.key)?;
             let row = entry.change();
             for dropped in row.apply(op, dot, stamp) {
-                self.meta.digest.remove(dropped.check);
+                if !active(Mutation::DigestNotLowered) {
+                    self.meta.digest.remove(dropped.check);
+                }
             }
             if matches!(op.change, Change::Put { .. })
                 && let Some(added) = row.siblings().iter().find(|sibling| sibling.dot == dot)
@@ -361,15 +387,18 @@ impl Replica {
                 self.meta.digest.add(added.check);
             }
         }
-        self.meta.revision += 1;
-        self.clock.observe(stamp);
+        self.meta.revision += 1 + u64::from(active(Mutation::LogSkips) && self.meta.revision == 20);
+        if !active(Mutation::ClockNotRaised) {
+            self.clock.observe(stamp);
+        }
         let entry = VvEntry { seq: dot.seq, author: block.author() };
         self.vv.insert(dot.replica, entry);
         self.heads.merge(block);
         turn.vv.insert(dot.replica, entry);
         for answer in block.answers() {
             // A retry that was answered elsewhere too does not change the outcome that was given here.
-            if !turn.requests.contains_key(&answer.request) && view.request(&answer.request)?.is_none() {
+            let known = turn.requests.contains_key(&answer.request) || view.request(&answer.request)?.is_some();
+            if (!known || active(Mutation::RequestReplaced)) && !active(Mutation::RequestForgotten) {
                 let record = RequestRecord { dot, ops: answer.ops.clone(), stamp };
                 turn.requests.insert(answer.request, record);
             }

@@ -7,8 +7,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::block::{Change, Expiry, Op};
 use crate::clock::{Stamp, WallTime};
-use crate::dot::{Dot, VersionVector};
+use crate::dot::{Dot, ReplicaId, VersionVector};
 use crate::key::Key;
+use crate::mutation::{Mutation, active};
 
 /// The first 16 bytes of a hash over one sibling with its key; the state digest is the sum of all checks modulo 2^128.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -45,12 +46,15 @@ impl Sibling {
     /// Whether it is hidden from reads at this time.
     #[must_use]
     pub fn is_expired(&self, now: WallTime) -> bool {
-        self.expiry.is_some_and(|expiry| expiry.unix_ms() <= now.0)
+        self.expiry.is_some_and(|expiry| expiry.unix_ms() <= now.0) && !active(Mutation::ExpiryIgnored)
     }
 
     /// The winner among siblings is the one with the greatest rank.
     fn rank(&self) -> (Stamp, Dot) {
-        (self.stamp, self.dot)
+        if active(Mutation::TieByArrival) {
+            return (self.stamp, Dot { replica: ReplicaId([0; 16]), seq: 0 });
+        }
+        (if active(Mutation::WinnerBySeq) { Stamp(self.dot.seq) } else { self.stamp }, self.dot)
     }
 }
 
@@ -109,8 +113,12 @@ impl Row {
 
     /// Applies one op of the block `dot`: drops what it supersedes, adds what it puts. Returns the dropped siblings.
     pub fn apply(&mut self, op: &Op, dot: Dot, stamp: Stamp) -> Vec<Sibling> {
-        let dropped = if op.superseded.len() <= 8 {
-            self.0.extract_if(.., |sibling| op.superseded.contains(&sibling.dot)).collect()
+        let spared = op.superseded.first().filter(|_| active(Mutation::SupersededKept));
+        let dropped = if op.change == Change::Tombstone && active(Mutation::TombstoneTakesAll) {
+            std::mem::take(&mut self.0)
+        } else if op.superseded.len() <= 8 {
+            let goes = |sibling: &Sibling| op.superseded.contains(&sibling.dot) && Some(&sibling.dot) != spared;
+            self.0.extract_if(.., |sibling| goes(sibling)).collect()
         } else {
             let superseded: BTreeSet<&Dot> = op.superseded.iter().collect();
             self.0.extract_if(.., |sibling| superseded.contains(&sibling.dot)).collect()

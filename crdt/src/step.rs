@@ -8,6 +8,7 @@ use crate::dot::{Dot, ReplicaId};
 use crate::effect::Effect;
 use crate::heads::Heads;
 use crate::key::Key;
+use crate::mutation::{Mutation, active};
 use crate::row::Row;
 use crate::store::{Durability, Meta, RequestRecord, RowWrite, Store, View, VvEntry, WriteSet};
 
@@ -105,7 +106,7 @@ impl Step {
             match (entry.stored.is_empty(), entry.row.is_empty()) {
                 (true, true) => continue,
                 (true, false) => meta.keys += 1,
-                (false, true) => meta.keys -= 1,
+                (false, true) => meta.keys -= u64::from(!active(Mutation::KeysNotLowered)),
                 (false, false) => {}
             }
             let mut dropped = entry.stored;
@@ -155,7 +156,9 @@ impl Step {
             }
         }
         if !writes.is_empty() || durability == Durability::Sync {
-            store.commit(&writes, durability)?;
+            let durability = if active(Mutation::EffectsBeforeSync) { Durability::Buffered } else { durability };
+            let outcome = store.commit(&writes, durability);
+            outcome.or_else(|error| if active(Mutation::EffectsOfFailedCommit) { Ok(()) } else { Err(error) })?;
         }
         Ok(committed)
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crdt::mutation::{Mutation, active};
 use crdt::{
     Block, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica, ReplicaId,
     RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
@@ -136,7 +137,9 @@ impl<S: Store> Engine<S> {
 
     /// Refuses writes from now on: a commit or sync failed, so what is on disk is unknown.
     pub fn set_poison(&mut self, cause: String) {
-        self.poison.get_or_insert(cause);
+        if !active(Mutation::PoisonForgotten) {
+            self.poison.get_or_insert(cause);
+        }
     }
 
     /// The entries that a sync started now will cover. They stay owed until [`Engine::synced`] says that it succeeded.
@@ -199,7 +202,7 @@ impl<S: Store> Engine<S> {
                 for (part, step) in parts.into_iter().zip(committed) {
                     self.release(part, step, &mut outcome, &mut replies);
                 }
-                if wants_sync {
+                if wants_sync || active(Mutation::DurableBeforeSync) {
                     outcome.durable = self.unsynced();
                     self.unsynced.clear();
                 }
@@ -273,6 +276,7 @@ impl<S: Store> Engine<S> {
                 let error = read_error(&error);
                 part.fail(&error, replies);
                 match self.resume(database) {
+                    Ok(_) if active(Mutation::ReplicaKeptAfterFailedRead) => {}
                     Ok(replica) => drop(self.open.insert(database, replica)),
                     Err(error) => self.set_poison(error.to_string()),
                 }

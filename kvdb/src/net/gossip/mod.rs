@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
+use crdt::mutation::{Mutation, active};
 use crdt::{Block, DatabaseId, Dot, Signer, Verifier};
 use libp2p::PeerId;
 use libp2p::identity::{PublicKey, ed25519};
@@ -325,7 +326,9 @@ impl GossipMachine {
         }
         let Ok(block) = Block::verify(bytes, self.verifier.as_mut()) else { return Verdict::Reject };
         let author = peer_of(&block.author().public_key).unwrap_or(from);
-        self.out.push(Output::Deliver { database, from, author, block });
+        if !active(Mutation::GossipBlockLost) {
+            self.out.push(Output::Deliver { database, from, author, block });
+        }
         Verdict::Accept
     }
 
@@ -353,7 +356,7 @@ impl GossipMachine {
         self.hearing.heard(publisher, database, now);
         if let Some(local) = locals.get(&database) {
             let ours = local.summary();
-            if ours.vv_hash != announce.vv_hash {
+            if ours.vv_hash != announce.vv_hash && !active(Mutation::AnnouncementIgnored) {
                 self.start_sync(database, from, publisher, Some(announce.vv_hash));
             } else if (ours.heads_hash, ours.digest) != (announce.heads_hash, announce.digest) {
                 self.out.push(Output::Disagreement(database, publisher));

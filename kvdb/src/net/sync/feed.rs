@@ -156,7 +156,7 @@ impl SyncMachine {
         for block in &blocks {
             let len = block.bytes().len() as u64;
             let waiting = session.received - session.consumed;
-            if block.database() != database {
+            if block.database() != database && !active(Mutation::ForeignBlockTaken) {
                 wrong = Some(Misbehaviour::ForeignBlock);
             } else if waiting != 0 && waiting + len > SYNC_CREDIT_BYTES {
                 wrong = Some(Misbehaviour::Credit);
@@ -183,7 +183,7 @@ impl SyncMachine {
             self.peer_down(&peer);
             return;
         };
-        session.consumed += bytes;
+        session.consumed += if active(Mutation::CreditKept) { 0 } else { bytes };
         let (peer, database, consumed) = (session.peer, session.database, session.consumed);
         // In quarters, so that a stream of small blocks is not answered by one frame each; at once when nothing waits.
         if consumed == session.received || consumed - session.told >= SYNC_CREDIT_BYTES / 4 {
@@ -193,7 +193,7 @@ impl SyncMachine {
         if !delivery.disagreements.is_empty() {
             self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
         }
-        if delivery.held > 0 || delivery.dropped > 0 {
+        if (delivery.held > 0 || delivery.dropped > 0) && !active(Mutation::HeldNotAskedFor) {
             self.unsettled(id);
         }
     }
@@ -202,8 +202,9 @@ impl SyncMachine {
 /// The first block that is missing of each writer: the lowest of their revisions is where to begin.
 fn first_missing(local: Option<&Local>, theirs: &VersionVector) -> ReadFrom {
     let entries = local.into_iter().flat_map(|local| local.vv().iter());
+    let first = if active(Mutation::MissingSkipped) { 2 } else { 1 };
     let behind = entries.filter(|(replica, seq)| theirs.get(replica) < *seq);
     let dots: Vec<Dot> =
-        behind.map(|(replica, _)| Dot { replica, seq: theirs.get(&replica) + 1 }).take(MAX_START_LOOKUPS + 1).collect();
+        behind.map(|(replica, _)| Dot { replica, seq: theirs.get(&replica) + first }).take(MAX_START_LOOKUPS + 1).collect();
     if theirs.is_empty() || dots.len() > MAX_START_LOOKUPS { ReadFrom::Revision(1) } else { ReadFrom::Lowest(dots) }
 }

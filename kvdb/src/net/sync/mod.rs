@@ -17,6 +17,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
+use crdt::mutation::{Mutation, active};
 use crdt::{Block, DatabaseId, Dot, ReplicaId, VersionVector};
 use libp2p::PeerId;
 use sha2::{Digest as _, Sha256};
@@ -313,6 +314,7 @@ impl SyncMachine {
         // A sync beside the engine may report after a later one; what is acknowledged never falls.
         let known = |(replica, seq): &&(ReplicaId, u64)| local.durable().get(replica) < *seq;
         let durable: Vec<(ReplicaId, u64)> = progress.durable.iter().filter(known).copied().collect();
+        let durable = if active(Mutation::DurableIsMerged) { progress.vv.clone() } else { durable };
         local.advance(progress);
         let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
         for id in sessions {

@@ -123,6 +123,9 @@ impl SyncMachine {
         if let Some(peer) = self.peers.get_mut(&from) {
             peer.hello = Some(hello);
         }
+        if active(Mutation::ReconnectedUnoffered) && self.next_session > 0 {
+            return;
+        }
         let databases: Vec<DatabaseId> = self.locals.keys().copied().collect();
         for database in databases {
             self.offer(from, database);
