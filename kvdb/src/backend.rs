@@ -7,7 +7,7 @@ use crdt::{Block, DatabaseId, Dot, Source};
 use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 use crate::engine::{EngineHandle, NewsFeed};
 use crate::error::ReadError;
-use crate::net::{Backend, BackendError, NewsSource};
+use crate::net::{Backend, BackendError, LogSource, NewsSource};
 use crate::store::{RocksStore, StoreError};
 
 /// The store while the node is open; empty afterwards, so that handles left over do not keep the directory.
@@ -53,7 +53,9 @@ impl Backend for EngineBackend {
     async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
         self.engine.deliver(database, blocks, source).await
     }
+}
 
+impl LogSource for EngineBackend {
     fn read_log(
         &self,
         database: &DatabaseId,

@@ -4,7 +4,7 @@
 //! does not stall the commits of others. A caller of a buffered write that finds the engine idle and the queue empty
 //! runs the turn itself: crossing to another thread and back costs several times the commit.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
@@ -14,10 +14,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
 use super::news::{NewsDesk, NewsFeed};
-use super::port::{Delivery, Progress, WriteError, Written};
+use super::port::{Delivery, WriteError, Written};
+use super::queue::{WorkQueue, inbox_cost, work_bytes};
 use super::shared::{Figures, Shared};
 use crate::clock::wall_time;
-use crate::limits::{INBOX_WAIT, MAX_INBOX_BYTES, MAX_TURN_BYTES, MAX_TURN_WORKS, SYNC_DELAY, WORK_OVERHEAD_BYTES};
+use crate::limits::{INBOX_WAIT, MAX_INBOX_BYTES, SYNC_DELAY};
 
 /// The way to the engine of one store. Cloning is cheap.
 pub struct EngineHandle<S: Store>(Arc<Inner<S>>);
@@ -75,16 +76,14 @@ struct Inbox {
 
 #[derive(Default)]
 struct Queue {
-    works: VecDeque<Waiting>,
+    works: WorkQueue<Caller>,
     closed: bool,
 }
 
-struct Waiting {
-    work: Work,
-    bytes: usize,
+struct Caller {
     reply: oneshot::Sender<Reply>,
     /// Given back when the work is done.
-    room: OwnedSemaphorePermit,
+    _room: OwnedSemaphorePermit,
 }
 
 #[derive(Default)]
@@ -145,11 +144,10 @@ where
         request: Option<RequestId>,
         durability: Durability,
     ) -> Result<Written, WriteError> {
-        let bytes = ops.iter().map(op_bytes).sum();
         let alone = InFlight::enter(&self.0.in_flight);
         // A group costs one signature and one batch for all: with others about, joining one is cheaper for everybody.
         let inline = durability == Durability::Buffered && alone.others == 0;
-        match self.ask(Work::Write { database, ops, request, durability }, bytes, inline).await? {
+        match self.ask(Work::Write { database, ops, request, durability }, inline).await? {
             Reply::Written(result) => result,
             _ => Err(WriteError::Closed),
         }
@@ -160,8 +158,7 @@ where
     /// # Errors
     /// See [`WriteError`].
     pub async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
-        let bytes = blocks.iter().map(|block| block.bytes().len()).sum();
-        match self.ask(Work::Blocks { database, blocks, source }, bytes, false).await? {
+        match self.ask(Work::Blocks { database, blocks, source }, false).await? {
             Reply::Delivered(result) => result,
             _ => Err(WriteError::Closed),
         }
@@ -195,7 +192,7 @@ where
         let feed = self.0.news.feed();
         if let Some(engine) = engine.as_ref() {
             for database in self.open_databases() {
-                self.0.news.opened(database, whole_progress(engine, &database));
+                self.0.news.put(|gathering| gathering.opened(engine, database));
             }
         }
         feed
@@ -247,16 +244,17 @@ where
     }
 
     async fn done(&self, work: Work) -> Result<(), WriteError> {
-        match self.ask(work, 0, false).await? {
+        match self.ask(work, false).await? {
             Reply::Done(result) => result,
             _ => Err(WriteError::Closed),
         }
     }
 
-    async fn ask(&self, work: Work, bytes: usize, inline: bool) -> Result<Reply, WriteError> {
+    async fn ask(&self, work: Work, inline: bool) -> Result<Reply, WriteError> {
+        let bytes = work_bytes(&work);
         let room = self.0.inbox.room(bytes).await?;
         let (reply, answer) = oneshot::channel();
-        self.0.submit(Waiting { work, bytes, reply, room }, inline)?;
+        self.0.submit(work, bytes, Caller { reply, _room: room }, inline)?;
         // The engine answers everything it took, or it has panicked.
         answer.await.map_err(|_| WriteError::Unknown { cause: "the engine has ended without an answer".to_owned() })
     }
@@ -264,8 +262,7 @@ where
 
 impl Inbox {
     async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WriteError> {
-        // One piece of work may be larger than the rest of the queue, never than the whole.
-        let cost = u32::try_from((bytes + WORK_OVERHEAD_BYTES).min(MAX_INBOX_BYTES)).unwrap_or(u32::MAX);
+        let cost = u32::try_from(inbox_cost(bytes)).unwrap_or(u32::MAX);
         if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(cost) {
             return Ok(room);
         }
@@ -277,27 +274,8 @@ impl Inbox {
     }
 }
 
-impl Queue {
-    /// The next turn's work, within the limits of a turn.
-    fn take(&mut self) -> Vec<Waiting> {
-        let mut bytes = 0;
-        let mut taken = Vec::with_capacity(self.works.len().min(MAX_TURN_WORKS));
-        while taken.len() < MAX_TURN_WORKS && bytes < MAX_TURN_BYTES {
-            let Some(waiting) = self.works.pop_front() else { break };
-            bytes += waiting.bytes;
-            // A turn opens first and closes last: what comes after a close belongs to the next.
-            let last = matches!(waiting.work, Work::Close(_));
-            taken.push(waiting);
-            if last {
-                break;
-            }
-        }
-        taken
-    }
-}
-
 impl<S: Store + Clone> Inner<S> {
-    fn submit(&self, waiting: Waiting, inline: bool) -> Result<(), WriteError> {
+    fn submit(&self, work: Work, bytes: usize, caller: Caller, inline: bool) -> Result<(), WriteError> {
         let mut queue = lock(&self.inbox.queue);
         if queue.closed {
             return Err(WriteError::Closed);
@@ -307,14 +285,14 @@ impl<S: Store + Clone> Inner<S> {
                 Ok(mut engine) => {
                     drop(queue);
                     let engine = engine.as_mut().ok_or(WriteError::Closed)?;
-                    self.turn(engine, vec![waiting]);
+                    self.turn(engine, vec![work], vec![caller]);
                     return Ok(());
                 }
                 Err(TryLockError::Poisoned(_)) => return Err(panicked()),
                 Err(TryLockError::WouldBlock) => {}
             }
         }
-        queue.works.push_back(waiting);
+        queue.works.push(work, bytes, caller);
         drop(queue);
         self.inbox.arrived.notify_one();
         Ok(())
@@ -334,9 +312,9 @@ impl<S: Store + Clone> Inner<S> {
             // Taken only once the engine is free: what arrives while a caller's turn runs joins the group.
             let Ok(mut engine) = self.engine.lock() else { return self.refuse_all() };
             let Some(engine) = engine.as_mut() else { return self.refuse_all() };
-            let taken = lock(&self.inbox.queue).take();
-            if !taken.is_empty() {
-                self.turn(engine, taken);
+            let (works, callers) = lock(&self.inbox.queue).works.take();
+            if !works.is_empty() {
+                self.turn(engine, works, callers);
             }
         }
     }
@@ -379,10 +357,7 @@ impl<S: Store + Clone> Inner<S> {
                 if let Some(engine) = engine.as_mut() {
                     engine.synced(&unsynced);
                 }
-                for (database, durable) in unsynced {
-                    let progress = Progress { durable: durable.into_iter().collect(), ..Progress::default() };
-                    self.news.advanced(database, progress);
-                }
+                self.news.put(|gathering| gathering.synced(&unsynced));
             }
             Err(error) => {
                 tracing::error!(%error, "a sync failed; the store refuses writes from now on");
@@ -395,15 +370,7 @@ impl<S: Store + Clone> Inner<S> {
         }
     }
 
-    fn turn(&self, engine: &mut Engine<S>, taken: Vec<Waiting>) {
-        let mut works = Vec::with_capacity(taken.len());
-        let mut replies = Vec::with_capacity(taken.len());
-        let mut rooms = Vec::with_capacity(taken.len());
-        for waiting in taken {
-            works.push(waiting.work);
-            replies.push(waiting.reply);
-            rooms.push(waiting.room);
-        }
+    fn turn(&self, engine: &mut Engine<S>, works: Vec<Work>, callers: Vec<Caller>) {
         let mut random = rand::random::<u64>;
         let mut env = TurnEnv { now: wall_time(), signer: self.signer.as_ref(), random: &mut random };
         let poisoned = engine.poison().is_some();
@@ -412,9 +379,9 @@ impl<S: Store + Clone> Inner<S> {
             tracing::error!(cause, "a commit failed; the store refuses writes from now on");
         }
         self.publish(engine, &outcome);
-        for (sender, reply) in replies.into_iter().zip(outcome.replies) {
+        for (caller, reply) in callers.into_iter().zip(outcome.replies) {
             // A caller that has gone does not want its reply.
-            drop(sender.send(reply));
+            drop(caller.reply.send(reply));
         }
         if outcome.owes_sync {
             let mut state = lock(&self.sync.owed);
@@ -429,36 +396,20 @@ impl<S: Store + Clone> Inner<S> {
     /// Lets readers and the network know, before any reply goes out.
     fn publish(&self, engine: &Engine<S>, outcome: &TurnOutcome) {
         for database in &outcome.opened {
-            let progress = whole_progress(engine, database);
             let shared = Shared::new(whole_vv(engine, database), figures(engine, database));
             write(&self.open).insert(*database, Arc::new(shared));
-            self.news.opened(*database, progress);
         }
-        for advance in &outcome.advanced {
-            let Advance { database, vv, meta, sealed } = advance;
+        for Advance { database, vv, .. } in &outcome.advanced {
             if let Some(shared) = self.shared(database) {
                 shared.advance(vv, figures(engine, database));
             }
-            let progress = Progress {
-                vv: vv.clone(),
-                revision: meta.revision,
-                digest: meta.digest,
-                heads_hash: heads_hash(engine, database),
-                sealed: sealed.clone(),
-                ..Progress::default()
-            };
-            self.news.advanced(*database, progress);
-        }
-        for (database, durable) in &outcome.durable {
-            let durable = durable.iter().map(|(replica, seq)| (*replica, *seq)).collect();
-            self.news.advanced(*database, Progress { durable, ..Progress::default() });
         }
         for database in &outcome.closed {
             if let Some(shared) = write(&self.open).remove(database) {
                 shared.close();
             }
-            self.news.closed(*database);
         }
+        self.news.put(|gathering| gathering.turn(engine, outcome));
     }
 
     fn shared(&self, database: &DatabaseId) -> Option<Arc<Shared>> {
@@ -491,31 +442,6 @@ fn figures<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Figures {
         let (pending_blocks, pending_bytes) = replica.pending();
         Figures { meta: *replica.meta(), heads: replica.heads().len(), pending_blocks, pending_bytes }
     })
-}
-
-fn heads_hash<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> [u8; 32] {
-    engine.replica(database).map_or([0; 32], |replica| replica.heads().hash())
-}
-
-/// All of a database, as for a consumer that knows nothing yet.
-fn whole_progress<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Progress {
-    let figures = figures(engine, database);
-    Progress {
-        vv: whole_vv(engine, database).iter().collect(),
-        durable: engine.durable(database),
-        revision: figures.meta.revision,
-        digest: figures.meta.digest,
-        heads_hash: heads_hash(engine, database),
-        ..Progress::default()
-    }
-}
-
-fn op_bytes(op: &LocalOp) -> usize {
-    let value = match &op.change {
-        crdt::Change::Put { value, .. } => value.len(),
-        crdt::Change::Tombstone => 0,
-    };
-    op.key.as_bytes().len() + value + 64
 }
 
 fn panicked() -> WriteError {

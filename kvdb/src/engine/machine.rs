@@ -125,6 +125,16 @@ impl<S: Store> Engine<S> {
         &self.store
     }
 
+    /// The store, for whoever looks after the disk below it. Nothing but a turn may change what it holds.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// The store alone, as a process that ends leaves it.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+
     /// An open database's replica.
     pub fn replica(&self, database: &DatabaseId) -> Option<&Replica> {
         self.open.get(database)

@@ -4,9 +4,10 @@ pub(crate) mod driver;
 pub mod machine;
 mod news;
 pub mod port;
+pub mod queue;
 pub(crate) mod shared;
 #[cfg(test)]
 mod tests;
 
 pub use driver::EngineHandle;
-pub use news::NewsFeed;
+pub use news::{Gathering, NewsFeed};

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crdt::{DatabaseId, ReplicaId};
+use crdt::{DatabaseId, Meta, ReplicaId, Store};
 use tokio::sync::Notify;
 
+use super::machine::{Advance, Engine, Entries, TurnOutcome, whole_vv};
 use super::port::{News, Progress};
 use crate::limits::MAX_SEALED_NEWS_BYTES;
 
@@ -24,6 +25,12 @@ struct Waiting {
     /// Nothing is gathered while nobody reads: a node without a network.
     read: bool,
     ended: bool,
+    gathering: Gathering,
+}
+
+/// News since somebody last looked: several turns become one.
+#[derive(Debug, Default)]
+pub struct Gathering {
     news: Vec<Item>,
     /// For each database the item that further progress joins.
     last: BTreeMap<DatabaseId, usize>,
@@ -55,55 +62,109 @@ impl NewsDesk {
         NewsFeed(Arc::clone(&self.0))
     }
 
-    pub(crate) fn opened(&self, database: DatabaseId, progress: Progress) {
-        self.put(|waiting| {
-            waiting.last.insert(database, waiting.news.len());
-            let mut gathered = Gathered::default();
-            gathered.merge(progress);
-            waiting.news.push(Item::Opened(database, gathered));
-        });
-    }
-
-    pub(crate) fn advanced(&self, database: DatabaseId, progress: Progress) {
-        self.put(|waiting| {
-            let at = waiting.last.get(&database).copied();
-            match at.and_then(|at| waiting.news.get_mut(at)) {
-                Some(Item::Opened(_, gathered) | Item::Advanced(_, gathered)) => gathered.merge(progress),
-                _ => {
-                    waiting.last.insert(database, waiting.news.len());
-                    let mut gathered = Gathered::default();
-                    gathered.merge(progress);
-                    waiting.news.push(Item::Advanced(database, gathered));
-                }
-            }
-        });
-    }
-
-    pub(crate) fn closed(&self, database: DatabaseId) {
-        self.put(|waiting| {
-            waiting.last.remove(&database);
-            waiting.news.push(Item::Closed(database));
-        });
-    }
-
     /// Nothing more will come.
     pub(crate) fn end(&self) {
         self.lock().ended = true;
         self.0.more.notify_one();
     }
 
-    fn put(&self, change: impl FnOnce(&mut Waiting)) {
+    /// Gathers, if somebody reads.
+    pub(crate) fn put(&self, gather: impl FnOnce(&mut Gathering)) {
         let mut waiting = self.lock();
         if waiting.read {
-            change(&mut waiting);
-            drop(waiting);
-            self.0.more.notify_one();
+            gather(&mut waiting.gathering);
+            if !waiting.gathering.is_empty() {
+                drop(waiting);
+                self.0.more.notify_one();
+            }
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Gathering {
+    /// A database is open: all of it, as for a consumer that knows nothing yet.
+    pub fn opened<S: Store>(&mut self, engine: &Engine<S>, database: DatabaseId) {
+        self.last.insert(database, self.news.len());
+        let mut gathered = Gathered::default();
+        gathered.merge(whole_progress(engine, &database));
+        self.news.push(Item::Opened(database, gathered));
+    }
+
+    /// What a turn did.
+    pub fn turn<S: Store>(&mut self, engine: &Engine<S>, outcome: &TurnOutcome) {
+        for database in &outcome.opened {
+            self.opened(engine, *database);
+        }
+        for Advance { database, vv, meta, sealed } in &outcome.advanced {
+            let progress = Progress {
+                vv: vv.clone(),
+                revision: meta.revision,
+                digest: meta.digest,
+                heads_hash: heads_hash(engine, database),
+                sealed: sealed.clone(),
+                ..Progress::default()
+            };
+            self.advanced(*database, progress);
+        }
+        self.synced(&outcome.durable);
+        for database in &outcome.closed {
+            self.last.remove(database);
+            self.news.push(Item::Closed(*database));
+        }
+    }
+
+    /// A sync has brought these entries to disk.
+    pub fn synced(&mut self, covered: &Entries) {
+        for (database, durable) in covered {
+            let durable = durable.iter().map(|(replica, seq)| (*replica, *seq)).collect();
+            self.advanced(*database, Progress { durable, ..Progress::default() });
+        }
+    }
+
+    /// Whether there is nothing new.
+    pub fn is_empty(&self) -> bool {
+        self.news.is_empty()
+    }
+
+    /// All of it, and nothing is left.
+    pub fn take(&mut self) -> Vec<News> {
+        self.last.clear();
+        std::mem::take(&mut self.news).into_iter().map(Item::into_news).collect()
+    }
+
+    fn advanced(&mut self, database: DatabaseId, progress: Progress) {
+        let at = self.last.get(&database).copied();
+        match at.and_then(|at| self.news.get_mut(at)) {
+            Some(Item::Opened(_, gathered) | Item::Advanced(_, gathered)) => gathered.merge(progress),
+            _ => {
+                self.last.insert(database, self.news.len());
+                let mut gathered = Gathered::default();
+                gathered.merge(progress);
+                self.news.push(Item::Advanced(database, gathered));
+            }
+        }
+    }
+}
+
+/// All of a database, as for a consumer that knows nothing yet.
+fn whole_progress<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Progress {
+    let meta = engine.replica(database).map_or_else(Meta::default, |replica| *replica.meta());
+    Progress {
+        vv: whole_vv(engine, database).iter().collect(),
+        durable: engine.durable(database),
+        revision: meta.revision,
+        digest: meta.digest,
+        heads_hash: heads_hash(engine, database),
+        ..Progress::default()
+    }
+}
+
+fn heads_hash<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> [u8; 32] {
+    engine.replica(database).map_or([0; 32], |replica| replica.heads().hash())
 }
 
 impl NewsFeed {
@@ -115,9 +176,8 @@ impl NewsFeed {
         loop {
             {
                 let mut waiting = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                if !waiting.news.is_empty() {
-                    waiting.last.clear();
-                    return Some(std::mem::take(&mut waiting.news).into_iter().map(Item::into_news).collect());
+                if !waiting.gathering.is_empty() {
+                    return Some(waiting.gathering.take());
                 }
                 if waiting.ended {
                     return None;

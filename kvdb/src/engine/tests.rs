@@ -276,7 +276,8 @@ fn news_of_an_earlier_sync_that_come_late_take_nothing_back() {
     let mut feed = desk.feed();
     let replica = crdt::ReplicaId([1; 16]);
     for seq in [6, 5] {
-        desk.advanced(database("one"), super::port::Progress { durable: vec![(replica, seq)], ..Default::default() });
+        let covered = [(database("one"), [(replica, seq)].into())].into();
+        desk.put(|gathering| gathering.synced(&covered));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let news = runtime.block_on(feed.next()).unwrap();

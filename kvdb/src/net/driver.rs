@@ -1,41 +1,37 @@
-//! The driver: one task owns the swarm and the state machines, hands them what happens and does what they want.
+//! The driver: one task owns the swarm and the machine, hands it what happens and does what it wants.
 //!
 //! Nothing here waits: the log is read on blocking threads, deliveries are awaited in tasks, streams have tasks.
 
-mod events;
-mod outputs;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crdt::{Block, DatabaseId, Source, Zip215};
+use crdt::{DatabaseId, Zip215};
 use futures::StreamExt as _;
 use libp2p::gossipsub::MessageId;
 use libp2p::identity::Keypair;
-use libp2p::{Multiaddr, PeerId, Stream, StreamProtocol};
-use sha2::{Digest as _, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use libp2p::{PeerId, Stream, StreamProtocol};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
-use super::gossip::{self, GossipMachine, GossipOptions};
+use super::gossip::GossipOptions;
 use super::handle::{Command, NetHandle, Shared, lock};
+use super::machine::{Input, NetMachine, NetMachineOptions, Output, Ticket};
 use super::options::{NetworkError, NetworkOptions};
-use super::peers::{Book, peer_in};
+use super::peers::peer_in;
 use super::port::{Backend, NewsSource, read};
 use super::streams::{Link, StreamEvent};
 use super::swarm::{Event, Network};
-use super::sync::{self, DisconnectReason, Report, SessionId, SyncMachine};
-use super::{Moment, lanes::Lanes};
-use crate::engine::port::{Delivery, LogChunk, News};
+use super::sync::SessionId;
+use super::{Moment, lanes};
+use crate::engine::port::{Delivery, LogChunk};
 
 /// The sync protocol.
 const SYNC: StreamProtocol = StreamProtocol::new("/kvdb/sync/1");
 /// Events of streams and tasks that wait for the driver.
 const EVENT_QUEUE: usize = 256;
-/// Gossip blocks on their way to the engine; beyond, they are dropped and sync brings them.
-const MAX_GOSSIP_DELIVERIES: usize = 256;
 /// Events handled before the swarm is looked at again.
 const BURST: usize = 64;
 /// How old the peer list of the handles may be.
@@ -46,16 +42,9 @@ const STATUS_AGE: Moment = Moment::from_millis(200);
 pub(super) enum Done {
     LogRead(SessionId, Option<LogChunk>),
     Delivered(SessionId, u64, Option<Delivery>),
-    GossipDelivered {
-        database: DatabaseId,
-        from: PeerId,
-        author: PeerId,
-        delivery: Option<Delivery>,
-    },
+    GossipDelivered { database: DatabaseId, from: PeerId, author: PeerId, delivery: Option<Delivery> },
     Opened(PeerId, Result<Stream, String>),
     Incoming(PeerId, Stream),
-    /// A peer that broke the protocol has had time to read why.
-    CutOff(PeerId),
 }
 
 /// Starts replication.
@@ -76,40 +65,28 @@ pub fn spawn<B: Backend, N: NewsSource>(
     let (commands, asked) = mpsc::channel(64);
     let shared = Arc::new(Mutex::new(Shared::default()));
     let handle = NetHandle { peer: me, shared: Arc::clone(&shared), commands };
-    let mut book = Book::default();
-    for address in &options.bootstrap {
-        if peer_in(address) != Some(me) {
-            book.add(address.clone(), Moment::ZERO, None);
-        }
-    }
-    let gossip = GossipMachine::new(
+    let machine = NetMachine::new(NetMachineOptions {
         me,
-        GossipOptions { boot: rand::random::<u64>() >> 1, interval: options.rebroadcast_interval },
-        Box::new(signer),
-        Box::new(Zip215(rand::make_rng::<rand::rngs::StdRng>())),
-        Box::new(rand::random),
-    );
+        bootstrap: options.bootstrap.clone(),
+        gossip: GossipOptions { boot: rand::random::<u64>() >> 1, interval: options.rebroadcast_interval },
+        signer: Box::new(signer),
+        verifier: Box::new(Zip215(rand::make_rng::<rand::rngs::StdRng>())),
+        gossip_random: Box::new(rand::random),
+        random: Box::new(rand::random),
+    });
     let (reports, stream_events) = mpsc::channel(EVENT_QUEUE);
     let (done, finished) = mpsc::channel(EVENT_QUEUE);
     accept(&network, done.clone())?;
     let driver = Driver {
-        me,
         backend,
         network,
-        sync: SyncMachine::new(me),
-        gossip,
-        book,
+        machine,
         links: BTreeMap::new(),
-        lanes: Lanes::default(),
-        gossip_deliveries: 0,
-        topics: BTreeMap::new(),
-        subscriptions: BTreeMap::new(),
-        disagreements: BTreeSet::new(),
-        redial: BTreeMap::new(),
-        epoch: 0,
+        arriving: None,
+        dials: BTreeMap::new(),
+        next_dial: 0,
         started: Instant::now(),
         status_due: None,
-        permit: None,
         shared,
         reports,
         done,
@@ -132,28 +109,17 @@ fn accept(network: &Network, done: mpsc::Sender<Done>) -> Result<(), NetworkErro
 }
 
 pub(super) struct Driver<B> {
-    me: PeerId,
     backend: B,
     network: Network,
-    sync: SyncMachine,
-    gossip: GossipMachine,
-    book: Book,
-    /// The sync stream of each peer, and when it began.
-    links: BTreeMap<PeerId, (Link, Moment)>,
-    lanes: Lanes,
-    gossip_deliveries: usize,
-    /// The open databases by topic.
-    topics: BTreeMap<String, DatabaseId>,
-    /// The topics of each connected peer, known here or not.
-    subscriptions: BTreeMap<PeerId, BTreeSet<String>>,
-    disagreements: BTreeSet<(PeerId, DatabaseId)>,
-    /// Peers that were disconnected to be connected anew, and where to dial them.
-    redial: BTreeMap<PeerId, Vec<Multiaddr>>,
-    epoch: u64,
+    machine: NetMachine<OwnedSemaphorePermit>,
+    links: BTreeMap<PeerId, Link>,
+    /// The stream that the machine is being asked about.
+    arriving: Option<Stream>,
+    /// Callers that wait for a dial.
+    dials: BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>,
+    next_dial: u64,
     started: Instant,
     status_due: Option<Moment>,
-    /// Room of the blocks that the sync machine is being given.
-    permit: Option<OwnedSemaphorePermit>,
     shared: Arc<Mutex<Shared>>,
     reports: mpsc::Sender<(PeerId, u64, StreamEvent)>,
     done: mpsc::Sender<Done>,
@@ -194,7 +160,7 @@ impl<B: Backend> Driver<B> {
                     }
                 }
                 batch = news.next() => match batch {
-                    Some(batch) => batch.into_iter().for_each(|news| self.news(news)),
+                    Some(batch) => batch.into_iter().for_each(|news| self.input(Input::News(news))),
                     // The engine is gone, and with it the reason to be here.
                     None => break None,
                 },
@@ -214,29 +180,19 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    pub(super) fn now(&self) -> Moment {
+    fn now(&self) -> Moment {
         self.started.elapsed()
     }
 
     fn wake(&self) -> Option<Moment> {
-        [self.sync.wake(), self.gossip.wake(), self.book.wake(), self.status_due].into_iter().flatten().min()
+        [self.machine.wake(), self.status_due].into_iter().flatten().min()
     }
 
     /// Does whatever is due.
     fn timers(&mut self) {
         let now = self.now();
-        if self.sync.wake().is_some_and(|at| at <= now) {
-            self.sync(sync::Input::Tick);
-        }
-        if self.gossip.wake().is_some_and(|at| at <= now) {
-            self.gossip(gossip::Input::Tick, None);
-        }
-        if self.book.wake().is_some_and(|at| at <= now) {
-            let due = self.book.due(now);
-            self.dial_all(due);
-            for peer in self.book.due_streams(now) {
-                self.open_stream(peer);
-            }
+        if self.machine.wake().is_some_and(|at| at <= now) {
+            self.input(Input::Tick);
         }
         if self.status_due.is_some_and(|at| at <= now) {
             self.status_due = None;
@@ -244,13 +200,125 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    pub(super) fn count(&self, what: &'static str) {
+    fn count(&self, what: &'static str) {
         *lock(&self.shared).counters.entry(what).or_default() += 1;
     }
 
     fn touch_status(&mut self) {
         let at = self.now() + STATUS_AGE / 2;
         self.status_due.get_or_insert(at);
+    }
+
+    fn publish_status(&mut self) {
+        let now = self.now();
+        let peers = self.machine.peers(now);
+        let mut shared = lock(&self.shared);
+        shared.peers = peers;
+        shared.peers_at = Some(self.started + now);
+    }
+
+    /// Hands an input to the machine and does what comes out.
+    fn input(&mut self, input: Input<OwnedSemaphorePermit>) {
+        let outputs = self.machine.handle(input, self.started.elapsed());
+        for output in outputs {
+            self.output(output, None);
+        }
+    }
+
+    /// The same for a gossip message, whose verdict the swarm waits for.
+    fn gossip(&mut self, from: PeerId, id: &MessageId, topic: String, data: bytes::Bytes) {
+        let outputs = self.machine.handle(Input::Gossip(from, topic, data), self.started.elapsed());
+        for output in outputs {
+            self.output(output, Some((id, &from)));
+        }
+    }
+
+    fn output(&mut self, output: Output<OwnedSemaphorePermit>, message: Option<(&MessageId, &PeerId)>) {
+        match output {
+            Output::Dial { target, peer, address } => {
+                let outcome = self.network.dial(peer, vec![address]);
+                self.input(Input::Dialled(target, outcome));
+            }
+            Output::Redial(peer, addresses) => {
+                if self.network.dial(Some(peer), addresses).is_err() {
+                    self.count("dials_failed");
+                }
+            }
+            Output::DialDone(ticket, outcome) => {
+                // Whoever asked may have gone.
+                drop(self.dials.remove(&ticket).map(|caller| caller.send(outcome)));
+            }
+            Output::Disconnect(peer) => self.network.disconnect(peer),
+            Output::CloseConnection(connection) => self.network.close_connection(connection),
+            Output::OpenStream(peer) => self.open_stream(peer),
+            Output::Link(peer, epoch) => {
+                if let Some(stream) = self.arriving.take() {
+                    self.links.insert(peer, Link::start(stream, peer, epoch, self.reports.clone()));
+                }
+            }
+            Output::Unlink(peer) => drop(self.links.remove(&peer)),
+            Output::Send(peer, frame) => {
+                if let Some(error) = self.links.get(&peer).and_then(|link| link.send(frame).err()) {
+                    tracing::warn!(%peer, %error, "disconnecting");
+                    self.input(Input::QueueFull(peer));
+                }
+            }
+            Output::ReadLog { .. } | Output::Deliver(_) | Output::DeliverGossip { .. } => self.work(output),
+            Output::Subscribe(topic) => {
+                if let Err(error) = self.network.subscribe(&topic) {
+                    self.count("gossip_subscribe_failed");
+                    tracing::warn!(topic, error, "no gossip for this database");
+                }
+            }
+            Output::Unsubscribe(topic) => self.network.unsubscribe(&topic),
+            Output::Publish(topic, data) => {
+                let outcome = self.network.publish(&topic, data);
+                self.count(outcome.err().unwrap_or("gossip_published"));
+            }
+            Output::Verdict(verdict) => {
+                if let Some((id, from)) = message {
+                    self.network.verdict(id, from, verdict);
+                }
+            }
+            Output::Count(what) => self.count(what),
+            // The machine has told the log, and the status shows it.
+            Output::Disagreement(..) => self.touch_status(),
+        }
+    }
+
+    /// What the engine and the store are asked for, in tasks of their own.
+    fn work(&mut self, output: Output<OwnedSemaphorePermit>) {
+        let (backend, done) = (self.backend.clone(), self.done.clone());
+        // The driver being gone is the end of everything: nobody waits for what these tasks bring back.
+        match output {
+            Output::ReadLog { session, database, from, max_bytes, skip } => {
+                tokio::task::spawn_blocking(move || {
+                    let chunk = read(&backend, &database, &from, max_bytes, &skip);
+                    if let Err(error) = &chunk {
+                        tracing::warn!(%database, %error, "cannot read the log for a peer");
+                    }
+                    let _ = done.blocking_send(Done::LogRead(session, chunk.ok()));
+                });
+            }
+            Output::Deliver(lanes::Load { session, database, source, blocks, bytes, room }) => {
+                tokio::spawn(async move {
+                    let count = blocks.len();
+                    let answer = backend.deliver(database, blocks, source).await;
+                    if let Err(error) = &answer {
+                        tracing::warn!(%database, %error, "received blocks were not merged");
+                    }
+                    drop(room);
+                    let _ = done.send(Done::Delivered(session, bytes, lanes::outcome(answer, count))).await;
+                });
+            }
+            Output::DeliverGossip { database, from, author, source, block } => {
+                tokio::spawn(async move {
+                    let delivery = backend.deliver(database, vec![block], source).await.ok();
+                    let _ = done.send(Done::GossipDelivered { database, from, author, delivery }).await;
+                });
+            }
+            _ => {}
+        }
     }
 
     fn open_stream(&self, peer: PeerId) {
@@ -261,152 +329,101 @@ impl<B: Backend> Driver<B> {
         });
     }
 
-    /// A stream stands: it replaces the one before, which may be dead without our knowing.
-    fn start_link(&mut self, peer: PeerId, stream: Stream) {
-        let now = self.now();
-        if !self.book.is_connected(&peer) || self.book.is_refused(&peer, now) {
-            return;
-        }
-        self.epoch += 1;
-        let link = Link::start(stream, peer, self.epoch, self.reports.clone());
-        self.links.insert(peer, (link, now));
-        self.count("sync_streams");
-        self.sync(sync::Input::PeerUp(peer));
-    }
-
-    fn end_link(&mut self, peer: PeerId) {
-        let Some((_, since)) = self.links.remove(&peer) else { return };
-        self.sync(sync::Input::PeerDown(peer));
-        let now = self.now();
-        if self.me < peer {
-            self.book.open_stream(peer, Some(now.saturating_sub(since)), now);
-        }
-    }
-
     fn stream_event(&mut self, peer: PeerId, epoch: u64, event: StreamEvent) {
-        if self.links.get(&peer).is_none_or(|(link, _)| link.epoch != epoch) {
-            return;
-        }
         self.touch_status();
-        match event {
-            StreamEvent::Frame(frame) => self.sync(sync::Input::Frame(peer, frame)),
-            StreamEvent::Blocks(database, blocks, permit) => {
-                self.permit = Some(permit);
-                self.sync(sync::Input::Blocks(peer, database, blocks));
-                self.permit = None;
-            }
-            StreamEvent::Garbage(what) => self.sync(sync::Input::Garbage(peer, what)),
-            StreamEvent::Written(bytes) => self.sync(sync::Input::Written(peer, bytes)),
-            StreamEvent::Ended(cause) => {
-                tracing::debug!(%peer, cause, "the sync stream has ended");
-                self.end_link(peer);
-            }
-        }
+        self.input(Input::Stream(peer, epoch, event));
     }
 
     fn finished(&mut self, done: Done) {
         self.touch_status();
         match done {
-            Done::LogRead(session, chunk) => self.sync(sync::Input::LogRead(session, chunk)),
-            Done::Delivered(session, bytes, delivery) => {
-                self.lanes.done(session, &self.backend, &self.done);
-                self.sync(sync::Input::Delivered(session, bytes, delivery));
-            }
+            Done::LogRead(session, chunk) => self.input(Input::LogRead(session, chunk)),
+            Done::Delivered(session, bytes, delivery) => self.input(Input::Delivered(session, bytes, delivery)),
             Done::GossipDelivered { database, from, author, delivery } => {
-                self.gossip_deliveries -= 1;
-                let merged = delivery.is_some_and(|delivery| delivery.held == 0 && delivery.dropped == 0);
-                self.gossip(gossip::Input::Delivered { database, from, author, merged }, None);
+                self.input(Input::GossipDelivered { database, from, author, delivery });
             }
-            Done::CutOff(peer) => self.network.disconnect(peer),
-            Done::Opened(peer, outcome) => self.opened(peer, outcome),
+            Done::Opened(peer, outcome) => {
+                let outcome = outcome.map(|stream| self.arriving = Some(stream));
+                self.input(Input::StreamOpened(peer, outcome));
+            }
             Done::Incoming(peer, stream) => {
-                // Only the smaller id opens: two streams would be one too many.
-                if peer < self.me {
-                    self.start_link(peer, stream);
-                } else {
-                    self.count("sync_streams_refused");
-                }
+                self.arriving = Some(stream);
+                self.input(Input::StreamAccepted(peer));
             }
         }
+        // A stream that the machine did not want.
+        self.arriving = None;
     }
 
-    fn opened(&mut self, peer: PeerId, outcome: Result<Stream, String>) {
-        let now = self.now();
-        if let Some(known) = self.book.get_mut(&peer) {
-            known.opening = false;
-        }
-        match outcome {
-            Ok(stream) => self.start_link(peer, stream),
-            Err(cause) => {
-                self.count("sync_open_failed");
-                tracing::info!(%peer, cause, "no sync stream; trying again while connected");
+    fn network_event(&mut self, event: Event) {
+        self.touch_status();
+        match event {
+            Event::Connected { peer, connection, address, outgoing, count } => {
+                self.input(Input::Connected { peer, connection, address, outgoing, count });
             }
-        }
-        if !self.links.contains_key(&peer) {
-            self.book.open_stream(peer, None, now);
-        }
-    }
-
-    fn news(&mut self, news: News) {
-        let (database, input) = match &news {
-            News::Opened(database, _) => {
-                self.topics.insert(gossip::topic(database), *database);
-                (*database, gossip::Input::Opened(*database))
+            Event::Disconnected { peer, left, cause } => {
+                tracing::debug!(%peer, left, cause, "a connection is gone");
+                self.input(Input::Disconnected { peer, left });
             }
-            News::Closed(database) => {
-                self.topics.remove(&gossip::topic(database));
-                (*database, gossip::Input::Closed(*database))
+            Event::DialFailed { connection, ourself, cause } => {
+                self.input(Input::DialFailed { connection, ourself, cause });
             }
-            News::Advanced(database, progress) => {
-                // Whoever is fed gets the block with less delay and without the cost of a second signature.
-                let fed = self.gossip.subscribers(database).all(|peer| self.sync.feeds(&peer, database));
-                (*database, gossip::Input::Advanced { database: *database, progress, fed })
+            Event::IncomingFailed { address, cause } => {
+                self.count("incoming_failed");
+                tracing::info!(%address, cause, "somebody could not connect");
             }
-        };
-        let outputs = self.gossip.handle(input, self.sync.locals(), self.started.elapsed());
-        let opened = matches!(news, News::Opened(..));
-        self.sync(sync::Input::News(news));
-        self.gossip_outputs(outputs, None);
-        if opened {
-            let topic = gossip::topic(&database);
-            let subscribed = self.subscriptions.iter().filter(|(_, topics)| topics.contains(&topic));
-            let subscribed: Vec<PeerId> = subscribed.map(|(peer, _)| *peer).collect();
-            for peer in subscribed {
-                self.gossip(gossip::Input::Subscribed(peer, database), None);
+            Event::Listening(address) => {
+                tracing::info!(%address, "listening");
+                lock(&self.shared).listen.push(address);
             }
+            Event::ListenEnded(address, cause) => {
+                tracing::warn!(%address, cause, "no longer listening");
+                lock(&self.shared).listen.retain(|listening| *listening != address);
+            }
+            Event::Gossip { from, id, topic, data } => self.gossip(from, &id, topic, data),
+            Event::Subscribed(peer, topic) => self.input(Input::Subscribed(peer, topic)),
+            Event::Unsubscribed(peer, topic) => self.input(Input::Unsubscribed(peer, topic)),
+            Event::Identified { peer, agent, protocol, addresses } => {
+                self.input(Input::Identified { peer, agent, protocol, addresses });
+            }
+            Event::Ping(peer, time) => self.input(Input::Ping(peer, time)),
         }
     }
 
     fn command(&mut self, command: Command) {
         match command {
             Command::Dial(address, reply, taken) => {
-                let room = self.book.add(address, self.now(), Some(reply));
+                self.next_dial += 1;
+                let ticket = Ticket(self.next_dial);
+                let (room, outputs) = self.machine.dial(address, ticket, self.started.elapsed());
                 // Whoever asked may have gone.
                 let _ = taken.send(room);
-                // A peer that is connected already answers here.
-                let due = self.book.due(self.now());
-                self.dial_all(due);
+                if room {
+                    self.dials.insert(ticket, reply);
+                }
+                for output in outputs {
+                    self.output(output, None);
+                }
             }
             Command::Durable(database, reply) => {
-                let peers = self.links.keys();
-                let durable = peers.filter_map(|peer| Some((*peer, self.sync.durable(peer, &database)?.clone()))).collect();
-                let _ = reply.send(durable);
+                let _ = reply.send(self.machine.durable(&database));
             }
             Command::Close(_) => {}
         }
     }
 
     async fn close(mut self) {
-        let peers: Vec<PeerId> = self.book.connected_peers().map(|(peer, _)| *peer).collect();
+        let peers: Vec<PeerId> = self.machine.connected_peers().collect();
         self.links.clear();
         for peer in peers {
             self.network.disconnect(peer);
         }
         // Long enough for the good-byes, short enough for a stop.
         let farewell = async {
-            while self.book.connected_peers().next().is_some() {
+            while self.machine.connected_peers().next().is_some() {
                 if let Event::Disconnected { peer, left, .. } = self.network.next().await {
-                    self.book.disconnected(peer, left, Moment::ZERO, 0);
+                    // Whatever the machine would do about it is not done any more.
+                    drop(self.machine.handle(Input::Disconnected { peer, left }, self.started.elapsed()));
                 }
             }
         };
@@ -415,10 +432,4 @@ impl<B: Backend> Driver<B> {
         shared.listen.clear();
         shared.peers.clear();
     }
-}
-
-/// The number by which the engine tells senders apart.
-fn source(peer: &PeerId) -> Source {
-    let hash = Sha256::digest(peer.to_bytes());
-    Source(hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }

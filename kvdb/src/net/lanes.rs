@@ -4,83 +4,74 @@
 use std::collections::BTreeMap;
 
 use crdt::{Block, DatabaseId, Source};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::driver::Done;
-use super::port::Backend;
 use super::sync::SessionId;
 use crate::engine::port::{Delivery, WriteError};
 
-/// The sessions that deliver.
-#[derive(Debug, Default)]
-pub(super) struct Lanes(BTreeMap<SessionId, Load>);
-
-/// What waits for the delivery under way.
+/// Blocks of one session for the engine. `R` is the room that they take until they are merged.
 #[derive(Debug)]
-struct Load {
-    database: DatabaseId,
-    source: Source,
-    blocks: Vec<Block>,
-    bytes: u64,
-    room: Vec<OwnedSemaphorePermit>,
+pub struct Load<R> {
+    /// For the answer.
+    pub session: SessionId,
+    /// The database.
+    pub database: DatabaseId,
+    /// The sender's number.
+    pub source: Source,
+    /// The blocks, in the order in which they came.
+    pub blocks: Vec<Block>,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Given back after the delivery.
+    pub room: Vec<R>,
 }
 
-impl Lanes {
-    /// Delivers at once, or after the delivery under way.
-    pub(super) fn push<B: Backend>(
-        &mut self,
-        session: SessionId,
-        (database, source): (DatabaseId, Source),
-        blocks: Vec<Block>,
-        bytes: u64,
-        room: Option<OwnedSemaphorePermit>,
-        (backend, done): (&B, &mpsc::Sender<Done>),
-    ) {
-        let empty = || Load { database, source, blocks: Vec::new(), bytes: 0, room: Vec::new() };
-        if let Some(waiting) = self.0.get_mut(&session) {
-            waiting.blocks.extend(blocks);
-            waiting.bytes += bytes;
-            waiting.room.extend(room);
-        } else {
-            self.0.insert(session, empty());
-            let load = Load { blocks, bytes, room: room.into_iter().collect(), ..empty() };
-            deliver(session, load, backend, done);
+/// The sessions that deliver, each with what waits for the delivery under way.
+#[derive(Debug)]
+pub(super) struct Lanes<R>(BTreeMap<SessionId, Option<Load<R>>>);
+
+impl<R> Default for Lanes<R> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<R> Lanes<R> {
+    /// The load again if it is to be delivered now; else it waits for the delivery under way.
+    pub(super) fn push(&mut self, load: Load<R>) -> Option<Load<R>> {
+        let Some(lane) = self.0.get_mut(&load.session) else {
+            self.0.insert(load.session, None);
+            return Some(load);
+        };
+        match lane {
+            Some(waiting) => {
+                waiting.blocks.extend(load.blocks);
+                waiting.bytes += load.bytes;
+                waiting.room.extend(load.room);
+            }
+            None => *lane = Some(load),
         }
+        None
     }
 
     /// A delivery has ended: the next one, if blocks have come meanwhile.
-    pub(super) fn done<B: Backend>(&mut self, session: SessionId, backend: &B, done: &mpsc::Sender<Done>) {
-        let Some(mut load) = self.0.remove(&session) else { return };
-        if !load.blocks.is_empty() {
-            let (database, source) = (load.database, load.source);
-            let blocks = std::mem::take(&mut load.blocks);
-            let empty = Load { database, source, blocks: Vec::new(), bytes: 0, room: Vec::new() };
-            self.0.insert(session, empty);
-            deliver(session, Load { blocks, ..load }, backend, done);
+    pub(super) fn done(&mut self, session: SessionId) -> Option<Load<R>> {
+        let next = self.0.remove(&session)?;
+        if next.is_some() {
+            self.0.insert(session, None);
         }
+        next
     }
 }
 
-fn deliver<B: Backend>(session: SessionId, load: Load, backend: &B, done: &mpsc::Sender<Done>) {
-    let (backend, done) = (backend.clone(), done.clone());
-    tokio::spawn(async move {
-        let Load { database, source, blocks, bytes, room } = load;
-        let count = blocks.len();
-        let delivery = match backend.deliver(database, blocks, source).await {
-            Ok(delivery) => Some(delivery),
-            Err(error) => {
-                tracing::warn!(%database, %error, "received blocks were not merged");
-                match error {
-                    // Closed meanwhile, which ends the session by itself.
-                    WriteError::Closed => Some(Delivery::default()),
-                    // Too much at once: as if the pending pool were full, sync brings them again.
-                    WriteError::QueueFull { .. } => Some(Delivery { dropped: count, ..Delivery::default() }),
-                    _ => None,
-                }
-            }
-        };
-        drop(room);
-        // The driver being gone is the end of everything.
-        let _ = done.send(Done::Delivered(session, bytes, delivery)).await;
-    });
+/// What the engine's answer to a delivery of so many blocks means for its session; `None` ends it.
+#[must_use]
+pub fn outcome(answer: Result<Delivery, WriteError>, blocks: usize) -> Option<Delivery> {
+    match answer {
+        Ok(delivery) => Some(delivery),
+        // Closed meanwhile, which ends the session by itself.
+        Err(WriteError::Closed) => Some(Delivery::default()),
+        // Too much at once: as if the pending pool were full, sync brings them again.
+        Err(WriteError::QueueFull { .. }) => Some(Delivery { dropped: blocks, ..Delivery::default() }),
+        Err(_) => None,
+    }
 }

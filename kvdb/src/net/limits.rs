@@ -110,3 +110,6 @@ pub const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// How long opening a node waits for its listeners' addresses.
 pub const LISTEN_WAIT: Duration = Duration::from_secs(2);
+
+/// Gossip blocks on their way to the engine; beyond, they are dropped and sync brings them.
+pub const MAX_GOSSIP_DELIVERIES: usize = 256;

@@ -3,9 +3,10 @@
 mod driver;
 pub mod gossip;
 mod handle;
-mod lanes;
+pub mod lanes;
 pub mod limits;
 pub mod local;
+pub mod machine;
 mod options;
 mod peers;
 pub mod port;
@@ -18,8 +19,9 @@ pub mod wire;
 
 pub use driver::spawn;
 pub use handle::{DatabaseStatus, DialError, NetHandle, PeerStatus};
+pub use libp2p::swarm::ConnectionId;
 pub use options::{NetworkError, NetworkKey, NetworkOptions};
-pub use port::{Backend, BackendError, NewsSource};
+pub use port::{Backend, BackendError, LogSource, NewsSource, PlainLog};
 
 /// A time, as told by the driver: how long ago it started.
 pub type Moment = std::time::Duration;

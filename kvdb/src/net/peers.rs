@@ -6,13 +6,13 @@ use std::time::Duration;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId};
-use tokio::sync::oneshot;
 
 use super::Moment;
 use super::limits::{
     MAX_CONFIGURED_ADDRESSES, MAX_PEER_ADDRESSES, MAX_PENALTY, MAX_REDIAL, MAX_REMEMBERED_PEERS, MIN_PENALTY, MIN_REDIAL,
     STABLE_CONNECTION,
 };
+use super::machine::Ticket;
 
 /// A peer that is dialled for ever.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ struct Target {
     /// The address is this node's own.
     ourself: bool,
     /// A caller waits for the outcome; the target is kept only if it succeeds.
-    waiting: Option<oneshot::Sender<Result<(), String>>>,
+    waiting: Option<Ticket>,
     last_cause: Option<String>,
 }
 
@@ -57,6 +57,8 @@ pub(super) struct Known {
 pub(super) struct Book {
     targets: Vec<Target>,
     known: BTreeMap<PeerId, Known>,
+    /// Outcomes for callers that wait.
+    answers: Vec<(Ticket, Result<(), String>)>,
 }
 
 /// The peer id at the end of an address.
@@ -66,7 +68,7 @@ pub(super) fn peer_in(address: &Multiaddr) -> Option<PeerId> {
 
 impl Book {
     /// Adds an address to dial; `false` when there are too many.
-    pub(super) fn add(&mut self, address: Multiaddr, now: Moment, waiting: Option<oneshot::Sender<Result<(), String>>>) -> bool {
+    pub(super) fn add(&mut self, address: Multiaddr, now: Moment, waiting: Option<Ticket>) -> bool {
         if self.targets.len() >= MAX_CONFIGURED_ADDRESSES {
             return false;
         }
@@ -97,9 +99,7 @@ impl Book {
         for (index, target) in self.targets.iter_mut().enumerate() {
             let connected = target.peer.is_some_and(|peer| self.known.get(&peer).is_some_and(|peer| peer.connections > 0));
             if connected {
-                if let Some(waiting) = target.waiting.take() {
-                    let _ = waiting.send(Ok(()));
-                }
+                self.answers.extend(target.waiting.take().map(|waiting| (waiting, Ok(()))));
             } else if target.dialing.is_none() && !target.ourself && target.next <= now {
                 due.push((index, peer_in(&target.address), target.address.clone()));
             }
@@ -130,7 +130,7 @@ impl Book {
     fn failed(&mut self, index: usize, cause: String, now: Moment, jitter: u64) {
         let Some(target) = self.targets.get_mut(index) else { return };
         if let Some(waiting) = target.waiting.take() {
-            let _ = waiting.send(Err(cause));
+            self.answers.push((waiting, Err(cause)));
             // Never reached: what a caller tried once is not dialled for ever.
             if target.connected_at.is_none() {
                 self.targets.remove(index);
@@ -271,6 +271,27 @@ impl Book {
 
     pub(super) fn is_connected(&self, peer: &PeerId) -> bool {
         self.known.get(peer).is_some_and(|known| known.connections > 0)
+    }
+
+    /// What a peer says of itself.
+    pub(super) fn identified(&mut self, peer: &PeerId, agent: String, protocol: String, addresses: Vec<Multiaddr>) {
+        if let Some(known) = self.known.get_mut(peer) {
+            (known.agent, known.protocol) = (agent, protocol);
+            for address in addresses {
+                known.learn(address);
+            }
+        }
+    }
+
+    pub(super) fn ping(&mut self, peer: &PeerId, time: Duration) {
+        if let Some(known) = self.known.get_mut(peer) {
+            known.round_trip = Some(time);
+        }
+    }
+
+    /// Outcomes for callers that wait, once.
+    pub(super) fn take_answers(&mut self) -> Vec<(Ticket, Result<(), String>)> {
+        std::mem::take(&mut self.answers)
     }
 
     pub(super) fn connected_peers(&self) -> impl Iterator<Item = (&PeerId, &Known)> {

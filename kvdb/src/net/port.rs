@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use crdt::{Block, DatabaseId, Dot, Source, VersionVector};
+use crdt::{Block, DatabaseId, Dot, Source, Store, VersionVector, View};
 use thiserror::Error;
 
 use super::sync::ReadFrom;
@@ -13,18 +13,10 @@ use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 #[error("the store cannot read: {0}")]
 pub struct BackendError(pub String);
 
-/// Engine and store, as replication sees them.
-pub trait Backend: Clone + Send + Sync + 'static {
-    /// Hands verified blocks of one database to the engine; resolves after they are committed or held.
-    fn deliver(
-        &self,
-        database: DatabaseId,
-        blocks: Vec<Block>,
-        source: Source,
-    ) -> impl Future<Output = Result<Delivery, WriteError>> + Send;
-
+/// The change logs of a store, as replication sees them. Both calls block the thread.
+pub trait LogSource {
     /// Reads the log in merge order from a revision, without the blocks that `skip` names; at least one block even when
-    /// it is larger than `max_bytes`. Blocks the thread.
+    /// it is larger than `max_bytes`.
     ///
     /// # Errors
     /// When the store cannot read.
@@ -36,11 +28,65 @@ pub trait Backend: Clone + Send + Sync + 'static {
         skip: &dyn Fn(&Dot) -> bool,
     ) -> Result<LogChunk, BackendError>;
 
-    /// The revision at which a block was merged, if it is kept. Blocks the thread.
+    /// The revision at which a block was merged, if it is kept.
     ///
     /// # Errors
     /// When the store cannot read.
     fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, BackendError>;
+}
+
+/// Engine and store, as replication sees them.
+pub trait Backend: LogSource + Clone + Send + Sync + 'static {
+    /// Hands verified blocks of one database to the engine; resolves after they are committed or held.
+    fn deliver(
+        &self,
+        database: DatabaseId,
+        blocks: Vec<Block>,
+        source: Source,
+    ) -> impl Future<Output = Result<Delivery, WriteError>> + Send;
+}
+
+/// Any store, read in the plain way: for tests and simulations. RocksDB has a faster one.
+#[derive(Debug)]
+pub struct PlainLog<'a, S>(pub &'a S);
+
+impl<S: Store> LogSource for PlainLog<'_, S> {
+    fn read_log(
+        &self,
+        database: &DatabaseId,
+        from: u64,
+        max_bytes: usize,
+        skip: &dyn Fn(&Dot) -> bool,
+    ) -> Result<LogChunk, BackendError> {
+        let view = self.0.view(database).map_err(|error| cannot_read(&error))?;
+        let mut chunk = LogChunk { next: from, end: true, blocks: Vec::new() };
+        let mut bytes = 0;
+        for entry in view.log(from) {
+            let (revision, dot) = entry.map_err(|error| cannot_read(&error))?;
+            if !skip(&dot) {
+                let missing = || BackendError("a block of the log is missing".to_owned());
+                let block = view.block(&dot).map_err(|error| cannot_read(&error))?.ok_or_else(missing)?.bytes;
+                if !chunk.blocks.is_empty() && bytes + block.len() > max_bytes {
+                    chunk.end = false;
+                    break;
+                }
+                bytes += block.len();
+                chunk.blocks.push((revision, dot, block));
+            }
+            chunk.next = revision + 1;
+        }
+        Ok(chunk)
+    }
+
+    fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, BackendError> {
+        let view = self.0.view(database).map_err(|error| cannot_read(&error))?;
+        let block = view.block(dot).map_err(|error| cannot_read(&error))?;
+        Ok(block.map(|block| block.revision))
+    }
+}
+
+fn cannot_read(error: &dyn std::error::Error) -> BackendError {
+    BackendError(error.to_string())
 }
 
 /// Where the engine's news come from.
@@ -59,8 +105,8 @@ impl NewsSource for tokio::sync::mpsc::Receiver<Vec<News>> {
 ///
 /// # Errors
 /// When the store cannot read.
-pub fn read<B: Backend>(
-    backend: &B,
+pub fn read<L: LogSource>(
+    logs: &L,
     database: &DatabaseId,
     from: &ReadFrom,
     max_bytes: usize,
@@ -71,11 +117,11 @@ pub fn read<B: Backend>(
         ReadFrom::Lowest(dots) => {
             let mut lowest = None;
             for dot in dots {
-                let revision = backend.revision_of(database, dot)?;
+                let revision = logs.revision_of(database, dot)?;
                 lowest = lowest.into_iter().chain(revision).min();
             }
             lowest.unwrap_or(1)
         }
     };
-    backend.read_log(database, from, max_bytes, &|dot| skip.covers(dot))
+    logs.read_log(database, from, max_bytes, &|dot| skip.covers(dot))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::{Block, DatabaseId, Zip215};
+use crdt::{Block, Zip215};
 use futures::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use libp2p::PeerId;
 use thiserror::Error;
@@ -19,20 +19,8 @@ use super::wire::{Frame, WireError, frame_len, header};
 /// Up to this many signatures are checked without leaving the task: less than a switch of threads is worth.
 const VERIFY_INLINE: usize = 4;
 
-/// What a stream has to say.
-#[derive(Debug)]
-pub(super) enum StreamEvent {
-    /// A frame without blocks.
-    Frame(Frame),
-    /// Verified blocks, with the room that they take until they are merged.
-    Blocks(DatabaseId, Vec<Block>, OwnedSemaphorePermit),
-    /// Something that is no frame, or a block that is none.
-    Garbage(String),
-    /// A frame with blocks, of this size, was written.
-    Written(usize),
-    /// The stream has ended.
-    Ended(String),
-}
+/// What a stream has to say; blocks hold room of their peer's until they are merged.
+pub(super) type StreamEvent = super::machine::StreamEvent<OwnedSemaphorePermit>;
 
 /// Why reading ended.
 #[derive(Debug, Error)]
@@ -52,7 +40,6 @@ enum ReadError {
 /// The sending end of a stream, by which the driver holds it. Dropped, it writes what is queued and closes.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) epoch: u64,
     frames: mpsc::UnboundedSender<Frame>,
     queued: Arc<AtomicUsize>,
     reader: AbortHandle,
@@ -92,7 +79,7 @@ impl Link {
                 let _ = reports.send((peer, epoch, event)).await;
             }
         });
-        Self { epoch, frames, queued, reader: reader.abort_handle(), _alive: alive }
+        Self { frames, queued, reader: reader.abort_handle(), _alive: alive }
     }
 
     /// Queues a frame; never waits.

@@ -11,7 +11,7 @@ use crdt::{
 };
 use tokio::sync::mpsc;
 
-use super::port::{Backend, BackendError};
+use super::port::{Backend, BackendError, LogSource, PlainLog};
 use crate::engine::port::{Delivery, LogChunk, News, Progress, WriteError};
 
 pub(crate) fn database(name: &str) -> DatabaseId {
@@ -111,26 +111,11 @@ impl ToyEngine {
     }
 
     pub(crate) fn read_log(&self, id: &DatabaseId, from: u64, max_bytes: usize, skip: &dyn Fn(&Dot) -> bool) -> LogChunk {
-        let view = self.store.view(id).unwrap();
-        let mut chunk = LogChunk { next: from, end: true, blocks: Vec::new() };
-        let mut bytes = 0;
-        for (revision, dot) in view.log(from).map(Result::unwrap) {
-            if !skip(&dot) {
-                let block = view.block(&dot).unwrap().unwrap().bytes;
-                if bytes > 0 && bytes + block.len() > max_bytes {
-                    chunk.end = false;
-                    break;
-                }
-                bytes += block.len();
-                chunk.blocks.push((revision, dot, block));
-            }
-            chunk.next = revision + 1;
-        }
-        chunk
+        PlainLog(&self.store).read_log(id, from, max_bytes, skip).unwrap()
     }
 
     pub(crate) fn revision_of(&self, id: &DatabaseId, dot: &Dot) -> Option<u64> {
-        self.store.view(id).unwrap().block(dot).unwrap().map(|block| block.revision)
+        PlainLog(&self.store).revision_of(id, dot).unwrap()
     }
 }
 
@@ -181,7 +166,9 @@ impl Backend for ToyBackend {
             delivery
         }))
     }
+}
 
+impl LogSource for ToyBackend {
     fn read_log(
         &self,
         database: &DatabaseId,

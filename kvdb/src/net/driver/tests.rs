@@ -4,6 +4,7 @@ use libp2p::Multiaddr;
 use libp2p::identity::ed25519;
 
 use super::*;
+use crate::net::gossip;
 use crate::net::options::NetworkKey;
 use crate::net::testing::{ToyBackend, ToyEngine, database};
 
