@@ -5,7 +5,8 @@ use thiserror::Error;
 use crate::block::{Block, BlockError, BlockHash};
 use crate::dot::Dot;
 use crate::input::Token;
-use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_VALUE_BYTES};
+use crate::key::Key;
+use crate::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_OP_SUPERSEDED, MAX_VALUE_BYTES};
 use crate::pending::Source;
 
 /// One effect of a committed step.
@@ -97,6 +98,9 @@ pub enum OpOutcome {
     Absent,
     /// A later op of the same batch on the same key counts instead.
     Overridden,
+    /// The value was put, and replaced at once by another caller's put that waited at the same time and shares the
+    /// block: the dot stands for that other value.
+    Replaced,
     /// The write is a retry and its first attempt, answered by the outcome's dot, wrote it.
     Repeated,
 }
@@ -123,7 +127,25 @@ pub enum WriteRefusal {
         /// An upper bound of the block's size.
         bytes: usize,
     },
+    /// More dots seen than an op may supersede.
+    #[error("an op names {dots} dots as seen, the limit is {MAX_OP_SUPERSEDED}")]
+    TooManySeen {
+        /// How many it names.
+        dots: usize,
+    },
+    /// A condition does not hold.
+    #[error("the condition on {key} does not hold: {}", at(current.as_ref()))]
+    Condition {
+        /// The key of the first op whose condition does not hold.
+        key: Key,
+        /// The winner there; `None` when nothing is there.
+        current: Option<Dot>,
+    },
     /// The block could not be sealed.
     #[error("the block cannot be sealed: {0}")]
     Block(#[from] BlockError),
+}
+
+fn at(current: Option<&Dot>) -> String {
+    current.map_or_else(|| "nothing is there".to_owned(), |dot| format!("the value of {dot} is there"))
 }

@@ -1,6 +1,7 @@
 //! What comes to a replica's door.
 
 use crate::block::{Block, Change, RequestId};
+use crate::dot::Dot;
 use crate::key::Key;
 use crate::pending::Source;
 
@@ -40,4 +41,44 @@ pub struct LocalOp {
     pub key: Key,
     /// What to do with it.
     pub change: Change,
+    /// What more its author has to say; `None` for most ops, which so cost no more than a pointer.
+    pub terms: Option<Box<Terms>>,
+}
+
+impl LocalOp {
+    /// An op without a condition, which replaces whatever is alive.
+    #[must_use]
+    pub fn new(key: Key, change: Change) -> Self {
+        Self { key, change, terms: None }
+    }
+}
+
+/// When an op is to happen, and what it replaces.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// What must hold; else the whole write is refused.
+    pub condition: Option<Condition>,
+    /// The puts that its author has seen: of what is alive it replaces only these. `None` replaces everything.
+    pub seen: Option<Vec<Dot>>,
+}
+
+/// What must hold at a key before a write. Judged against the state before the write: the ops of one batch do not see each
+/// other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing that has not expired is alive.
+    IfAbsent,
+    /// The winner is the put of this dot.
+    IfMatch(Dot),
+}
+
+impl Condition {
+    /// Whether it holds where this is the winner's dot.
+    #[must_use]
+    pub fn holds(self, winner: Option<Dot>) -> bool {
+        match self {
+            Self::IfAbsent => winner.is_none(),
+            Self::IfMatch(dot) => winner == Some(dot),
+        }
+    }
 }

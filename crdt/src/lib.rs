@@ -31,7 +31,7 @@ pub use database::{DatabaseId, DatabaseName, DatabaseNameError};
 pub use dot::{Author, Dot, DotParseError, ReplicaId, VersionVector};
 pub use effect::{Effect, OpOutcome, WriteOutcome, WriteRefusal};
 pub use heads::{Head, Heads, HeadsChange};
-pub use input::{Input, LocalOp, LocalWrite, Token};
+pub use input::{Condition, Input, LocalOp, LocalWrite, Terms, Token};
 pub use key::{Key, KeyError, KeyRange, Prefix};
 pub use mutation::Mutation;
 pub use pending::{PendingLimits, Source};

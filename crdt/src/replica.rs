@@ -7,11 +7,11 @@ use crate::clock::{Clock, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Author, Dot, ReplicaId, VersionVector};
 use crate::effect::{Effect, OpOutcome, WriteOutcome};
-use crate::group::{Gathered, Group, Judged, seen};
+use crate::group::{Gathered, Group, Judged, seen_all};
 use crate::heads::Heads;
 use crate::input::{Input, LocalWrite};
 use crate::key::Key;
-use crate::limits::{MAX_OP_SUPERSEDED, MAX_UINT};
+use crate::limits::MAX_UINT;
 use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
@@ -167,7 +167,8 @@ impl Replica {
                 }
                 Judged::Joins(plan) => group.join(plan, write.token, write.request),
                 Judged::Refused(refusal) => turn.effect(Effect::Refused { token: write.token, refusal }),
-                // An empty group closes for nothing: a tombstone over an empty row is absent, a size is refused.
+                // An empty group closes for nothing: there is no op in the way, a tombstone over an empty row is absent, a
+                // size is refused.
                 Judged::Closes => unreachable!("a write closed an empty group"),
             }
         }
@@ -179,13 +180,8 @@ impl Replica {
         if group.is_empty() {
             return Ok(());
         }
-        let Gathered { mut ops, answers, callers } = group.take();
+        let Gathered { mut ops, answers, callers, crowded } = group.take();
         let second = if active(Mutation::BatchTorn) && answers.is_empty() && ops.len() > 1 { ops.pop() } else { None };
-        let crowded: Vec<(Key, Change)> = ops
-            .iter()
-            .filter(|op| op.superseded.len() == MAX_OP_SUPERSEDED)
-            .map(|op| (op.key.clone(), op.change.clone()))
-            .collect();
         let draft = self.draft(ops, answers, env);
         let block = match Block::seal(draft, env.signer) {
             Ok(block) => block,
@@ -223,7 +219,7 @@ impl Replica {
             if row.siblings().len() <= left {
                 return Ok(());
             }
-            let op = Op { key: key.clone(), change: change.clone(), superseded: seen(row) };
+            let op = Op { key: key.clone(), change: change.clone(), superseded: seen_all(row) };
             let draft = self.draft(vec![op], Vec::new(), env);
             match Block::seal(draft, env.signer) {
                 Ok(block) => self.merge_local(block, view, turn)?,

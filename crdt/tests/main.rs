@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "modules of one test binary")]
 
 mod bytes;
+mod conditions;
 mod contract;
 mod golden;
 mod group;

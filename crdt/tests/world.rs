@@ -217,13 +217,13 @@ pub fn key(text: &str) -> Key {
 }
 
 pub fn put(at: &str, value: impl Into<Bytes>) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Put { value: value.into(), expiry: None } }
+    LocalOp::new(key(at), Change::Put { value: value.into(), expiry: None })
 }
 
 pub fn put_until(at: &str, value: impl Into<Bytes>, unix_ms: u64) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Put { value: value.into(), expiry: Expiry::at_unix_ms(unix_ms) } }
+    LocalOp::new(key(at), Change::Put { value: value.into(), expiry: Expiry::at_unix_ms(unix_ms) })
 }
 
 pub fn delete(at: &str) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Tombstone }
+    LocalOp::new(key(at), Change::Tombstone)
 }

@@ -54,14 +54,14 @@ impl Batch {
     /// Puts a value. The last op on a key counts.
     #[must_use]
     pub fn put(mut self, key: Key, value: impl Into<Bytes>) -> Self {
-        self.ops.push(LocalOp { key, change: Change::Put { value: value.into(), expiry: None } });
+        self.ops.push(LocalOp::new(key, Change::Put { value: value.into(), expiry: None }));
         self
     }
 
     /// Deletes a key. The last op on a key counts.
     #[must_use]
     pub fn delete(mut self, key: Key) -> Self {
-        self.ops.push(LocalOp { key, change: Change::Tombstone });
+        self.ops.push(LocalOp::new(key, Change::Tombstone));
         self
     }
 

@@ -180,15 +180,15 @@ pub(super) fn key(text: &str) -> Key {
 }
 
 pub(super) fn put(at: &str, value: impl Into<Bytes>) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Put { value: value.into(), expiry: None } }
+    LocalOp::new(key(at), Change::Put { value: value.into(), expiry: None })
 }
 
 pub(super) fn put_until(at: &str, value: impl Into<Bytes>, ms: u64) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Put { value: value.into(), expiry: Expiry::at_unix_ms(ms) } }
+    LocalOp::new(key(at), Change::Put { value: value.into(), expiry: Expiry::at_unix_ms(ms) })
 }
 
 pub(super) fn delete(at: &str) -> LocalOp {
-    LocalOp { key: key(at), change: Change::Tombstone }
+    LocalOp::new(key(at), Change::Tombstone)
 }
 
 /// A block of somebody else, who has seen only what is named.

@@ -170,6 +170,7 @@ fn word(outcome: OpOutcome) -> &'static str {
         OpOutcome::Deleted => "deleted",
         OpOutcome::Absent => "absent",
         OpOutcome::Overridden => "overridden",
+        OpOutcome::Replaced => "replaced",
         OpOutcome::Repeated => "repeated",
     }
 }

@@ -133,7 +133,7 @@ impl Rig {
 
 fn put(name: &str, key: &str, value: &str, durability: Durability) -> Work {
     let change = Change::Put { value: Bytes::copy_from_slice(value.as_bytes()), expiry: None };
-    let op = LocalOp { key: Key::parse(key).unwrap(), change };
+    let op = LocalOp::new(Key::parse(key).unwrap(), change);
     Work::Write { database: database(name), ops: vec![op], request: None, durability }
 }
 

@@ -62,7 +62,7 @@ impl ToyEngine {
 
     pub(crate) fn put(&mut self, id: DatabaseId, key: &str, value: &[u8]) -> (Block, News) {
         let change = Change::Put { value: Bytes::copy_from_slice(value), expiry: None };
-        let ops = vec![LocalOp { key: Key::parse(key).unwrap(), change }];
+        let ops = vec![LocalOp::new(Key::parse(key).unwrap(), change)];
         let (effects, news) = self.turn(id, Input::Write(vec![LocalWrite { token: Token(0), request: None, ops }]));
         let sealed = effects.into_iter().find_map(|effect| match effect {
             Effect::Sealed { block, .. } => Some(block),

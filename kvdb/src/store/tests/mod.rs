@@ -80,7 +80,7 @@ impl Writer {
         change: Change,
         request: Option<RequestId>,
     ) -> Result<Vec<Effect>, StoreError> {
-        let input = Input::Write(vec![LocalWrite { token: Token(0), request, ops: vec![LocalOp { key: key(at), change }] }]);
+        let input = Input::Write(vec![LocalWrite { token: Token(0), request, ops: vec![LocalOp::new(key(at), change)] }]);
         self.step(store, input)
     }
 
