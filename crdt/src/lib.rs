@@ -38,7 +38,7 @@ pub use pending::{PendingLimits, Source};
 pub use replica::{Env, Replica};
 pub use row::{Check, Digest, Row, Sibling};
 pub use sign::{Ed25519Signer, Signed, Signer, Verifier, Zip215};
-pub use step::{Committed, Step, Turn};
+pub use step::{Changes, Committed, Step, Turn};
 pub use store::{
     Durability, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, Store, StoredBlock, View, VvEntry, WriteSet,
 };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::block::{Block, RequestId};
+use crate::clock::WallTime;
 use crate::database::DatabaseId;
 use crate::dot::{Dot, ReplicaId};
 use crate::effect::Effect;
@@ -24,13 +25,17 @@ pub struct Turn {
     pub(crate) requests: BTreeMap<RequestId, RequestRecord>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) heads_before: Heads,
+    /// When reads take place, if somebody watches the database.
+    watched: Option<WallTime>,
 }
 
 #[derive(Debug)]
 pub(crate) struct TurnRow {
     pub(crate) row: Row,
-    /// What the store holds at this key: dots and value lengths.
+    /// What the store holds at this key, winner first: dots and value lengths.
     stored: Vec<(Dot, u32)>,
+    /// What `get` answers from the store; looked up only when somebody watches.
+    winner: Option<Dot>,
     changed: bool,
 }
 
@@ -43,7 +48,16 @@ impl Turn {
             requests: BTreeMap::new(),
             effects: Vec::new(),
             heads_before,
+            watched: None,
         }
+    }
+
+    /// The same turn, whose commit will tell which winners have changed as reads see them at this time. To be called
+    /// before any input; without it watching costs nothing.
+    #[must_use]
+    pub fn watched(mut self, now: WallTime) -> Self {
+        self.watched = Some(now);
+        self
     }
 
     /// The row as this turn leaves it so far.
@@ -52,7 +66,8 @@ impl Turn {
         if !self.rows.contains_key(key) {
             let row = view.row(key)?;
             let stored = row.siblings().iter().map(|sibling| (sibling.dot, sibling.len)).collect();
-            self.rows.insert(key.clone(), TurnRow { row, stored, changed: false });
+            let winner = self.watched.and_then(|now| row.winner(now)).map(|sibling| sibling.dot);
+            self.rows.insert(key.clone(), TurnRow { row, stored, winner, changed: false });
         }
         #[expect(clippy::expect_used, reason = "inserted just above")]
         Ok(self.rows.get_mut(key).expect("present"))
@@ -86,6 +101,12 @@ impl TurnRow {
         self.changed = true;
         &mut self.row
     }
+
+    /// Whether watchers are to look: what `get` answers has changed, or what it answered before something expired.
+    fn shows_another(&self, now: WallTime) -> bool {
+        self.stored.first().map(|(dot, _)| *dot) != self.row.dots().next()
+            || self.winner != self.row.winner(now).map(|sibling| sibling.dot)
+    }
 }
 
 /// A finished turn of one database. Its effects can be had only by committing it.
@@ -94,11 +115,13 @@ impl TurnRow {
 pub struct Step {
     writes: WriteSet,
     effects: Vec<Effect>,
+    changed: Option<Vec<Key>>,
 }
 
 impl Step {
     pub(crate) fn new(database: DatabaseId, turn: Turn, heads: &Heads, mut meta: Meta) -> Self {
         let mut rows = Vec::with_capacity(turn.rows.len());
+        let mut changed = turn.watched.map(|_| Vec::new());
         for (key, entry) in turn.rows {
             if !entry.changed {
                 continue;
@@ -108,6 +131,11 @@ impl Step {
                 (true, false) => meta.keys += 1,
                 (false, true) => meta.keys -= u64::from(!active(Mutation::KeysNotLowered)),
                 (false, false) => {}
+            }
+            if let (Some(now), Some(changed)) = (turn.watched, &mut changed)
+                && entry.shows_another(now)
+            {
+                changed.push(key.clone());
             }
             let mut dropped = entry.stored;
             dropped.retain(|(dot, _)| entry.row.dots().all(|alive| alive != *dot));
@@ -122,7 +150,7 @@ impl Step {
             meta,
             requests: turn.requests.into_iter().collect(),
         };
-        Self { writes, effects: turn.effects }
+        Self { writes, effects: turn.effects, changed }
     }
 
     pub(crate) fn meta(&self) -> Meta {
@@ -150,7 +178,12 @@ impl Step {
             let database = step.writes.database;
             let meta = step.writes.meta;
             let vv = step.writes.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
-            committed.push(Committed { database, meta, vv, effects: step.effects });
+            let log = step.writes.blocks.first().zip(step.writes.blocks.last());
+            let changes = step.changed.zip(log).map(|(keys, ((first, _), (to, last)))| {
+                // Revisions start at 1.
+                Changes { from: first - 1, to: *to, dot: last.dot(), keys }
+            });
+            committed.push(Committed { database, meta, vv, effects: step.effects, changes });
             if !step.writes.blocks.is_empty() {
                 writes.push(step.writes);
             }
@@ -175,4 +208,19 @@ pub struct Committed {
     pub vv: Vec<(ReplicaId, u64)>,
     /// What is to be done now, in order.
     pub effects: Vec<Effect>,
+    /// What watchers are to look at; `None` unless the turn was watched and merged something.
+    pub changes: Option<Changes>,
+}
+
+/// What a step of a watched database means to its watchers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changes {
+    /// The log's revision before the step.
+    pub from: u64,
+    /// The log's revision after it.
+    pub to: u64,
+    /// The block at that revision.
+    pub dot: Dot,
+    /// The keys whose winner has changed, ascending. A merged sibling that loses changes none.
+    pub keys: Vec<Key>,
 }

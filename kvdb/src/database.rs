@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crdt::{Change, DatabaseId, DatabaseName, Digest, Dot, Durability, Key, LocalOp, RequestId, Stamp, Store as _, View as _};
+use tokio::sync::oneshot;
 
 use crate::clock::wall_time;
 use crate::engine::port::{WriteError, Written};
@@ -13,8 +14,9 @@ use crate::error::{CloseError, ReadError, WaitError, read_error};
 use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_BYTES, MAX_PAGE_ITEMS};
 use crate::list::{Entry, ListItem, ListOptions, Page, visible, walk};
 use crate::node;
-use crate::store::RocksStore;
+use crate::store::{RocksStore, RocksView};
 use crate::stream::ListStream;
+use crate::watch::Position;
 
 /// An open database. Cloning is cheap; all clones and other handles of the same database on a node are one.
 ///
@@ -192,8 +194,8 @@ impl Database {
         let Some(winner) = row.winner(now) else { return Ok(None) };
         if let Some(value) = &winner.value {
             let siblings = row.visible(now).count();
-            let (dot, stamp) = (winner.dot, winner.stamp);
-            return Ok(Some(Entry { key: key.clone(), value: value.clone(), dot, stamp, siblings }));
+            let (dot, stamp, len) = (winner.dot, winner.stamp, winner.len);
+            return Ok(Some(Entry { key: key.clone(), value: value.clone(), len, dot, stamp, siblings }));
         }
         // The value is kept apart: read both from one snapshot, so that no write comes between.
         Ok(self.siblings(key)?.into_iter().next())
@@ -240,11 +242,20 @@ impl Database {
     /// # Errors
     /// When the database is closed, or too many streams are open on this node.
     pub fn list_stream(&self, options: ListOptions) -> Result<ListStream, ReadError> {
+        self.list_from(options, None)
+    }
+
+    /// As [`Database::list_stream`]; tells where in the log its snapshot stands.
+    pub(crate) fn list_from(
+        &self,
+        options: ListOptions,
+        opened: Option<oneshot::Sender<Position>>,
+    ) -> Result<ListStream, ReadError> {
         let store = self.read(|store| Ok(store.clone()))?;
         let place = Arc::clone(&self.0.node.streams)
             .try_acquire_owned()
             .map_err(|_| ReadError::TooManyStreams { limit: MAX_LIST_STREAMS })?;
-        Ok(ListStream::start(store, self.0.id, options, place))
+        Ok(ListStream::start(store, self.0.id, options, place, opened))
     }
 
     /// Waits until this node has merged the block: a dot returned by a write on any node gives read-your-writes here.
@@ -303,6 +314,19 @@ impl Database {
     /// Whether the database was closed.
     pub fn is_closed(&self) -> bool {
         self.0.shared.is_closed()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+
+    pub(crate) fn node(&self) -> &node::Inner {
+        &self.0.node
+    }
+
+    /// Reads from one snapshot.
+    pub(crate) fn with_view<T>(&self, read: impl FnOnce(&RocksView<'_>) -> Result<T, ReadError>) -> Result<T, ReadError> {
+        self.read(|store| read(&store.snapshot(&self.0.id).map_err(|error| read_error(&error))?))
     }
 
     fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {

@@ -31,6 +31,7 @@ pub mod node;
 pub mod options;
 pub mod store;
 pub mod stream;
+pub mod watch;
 
 pub use crdt::{
     DatabaseId, DatabaseName, DatabaseNameError, Digest, Dot, Durability, Key, KeyError, OpOutcome, Order, Prefix, RequestId,
@@ -46,3 +47,6 @@ pub use net::{DialError, NetworkError, PeerStatus};
 pub use node::{DatabaseInfo, Node, NodeStatus};
 pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
 pub use stream::ListStream;
+pub use watch::{
+    WatchChange, WatchError, WatchEvent, WatchFrom, WatchOptions, WatchPut, WatchStream, WatchToken, WatchTokenError,
+};

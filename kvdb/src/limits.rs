@@ -26,6 +26,22 @@ pub const LIST_CHUNK_BYTES: usize = 256 << 10;
 pub const MAX_PAGE_BYTES: usize = 16 << 20;
 /// Most items in one page of a listing, and the default.
 pub const MAX_PAGE_ITEMS: usize = 10_000;
+/// Most watchers open at a time in one node.
+pub const MAX_WATCHERS: usize = 1_024;
+/// Bytes of changed keys that the engine remembers per watched database; a watcher further behind reads the log.
+pub const MAX_RECENT_BYTES: usize = 256 << 10;
+/// What a remembered turn counts beyond its keys.
+pub const RECENT_TURN_BYTES: usize = 96;
+/// A watcher that reads the log gathers about this many keys before it tells of them.
+pub const MAX_WATCH_KEYS: usize = 1_024;
+/// A watcher reads about this many bytes of blocks before it tells what it found.
+pub const MAX_WATCH_LOG_BYTES: usize = 4 << 20;
+/// Events that a watcher makes ready for its reader, at most.
+pub const MAX_WATCH_BATCH_EVENTS: usize = 256;
+/// Bytes of values that a watcher makes ready for its reader, about.
+pub const MAX_WATCH_BATCH_BYTES: usize = 64 << 10;
+/// Values of more bytes are left out of events, so that a thousand idle watchers stay small.
+pub const MAX_WATCH_VALUE_BYTES: usize = 64 << 10;
 /// Most databases open at a time in one node.
 pub const MAX_OPEN_DATABASES: usize = 1_024;
 

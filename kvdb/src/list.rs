@@ -16,6 +16,8 @@ pub struct Entry {
     pub key: Key,
     /// The value; empty in a listing of keys only.
     pub value: Bytes,
+    /// Length of the value in bytes, whether it is here or not.
+    pub len: u32,
     /// The block that put it.
     pub dot: Dot,
     /// That block's stamp.
@@ -27,7 +29,7 @@ pub struct Entry {
 impl fmt::Debug for Entry {
     // Values never appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Entry({}, {} bytes, {})", self.key, self.value.len(), self.dot)
+        write!(f, "Entry({}, {} bytes, {})", self.key, self.len, self.dot)
     }
 }
 
@@ -184,7 +186,7 @@ pub(crate) fn walk<V: View>(
             let siblings = row.visible(now).count();
             let value = if options.keys_only { Bytes::new() } else { value(view, &key, winner)? };
             left -= 1;
-            let entry = Entry { dot: winner.dot, stamp: winner.stamp, siblings, value, key };
+            let entry = Entry { dot: winner.dot, stamp: winner.stamp, siblings, len: winner.len, value, key };
             if !take(ListItem::Entry(entry)) || left == 0 {
                 return Ok(());
             }
@@ -202,13 +204,16 @@ pub(crate) fn visible<V: View>(view: &V, key: &Key, row: &Row, now: WallTime) ->
     let siblings = row.visible(now).count();
     let entry = |sibling: &Sibling| {
         let value = value(view, key, sibling)?;
-        Ok(Entry { key: key.clone(), value, dot: sibling.dot, stamp: sibling.stamp, siblings })
+        Ok(Entry { key: key.clone(), value, len: sibling.len, dot: sibling.dot, stamp: sibling.stamp, siblings })
     };
     row.visible(now).map(entry).collect()
 }
 
 /// A sibling's value, wherever the store keeps it.
-fn value<V: View>(view: &V, key: &Key, sibling: &Sibling) -> Result<Bytes, ReadError> {
+///
+/// # Errors
+/// When the view cannot read, or the value is missing.
+pub(crate) fn value<V: View>(view: &V, key: &Key, sibling: &Sibling) -> Result<Bytes, ReadError> {
     if let Some(value) = &sibling.value {
         return Ok(value.clone());
     }

@@ -15,7 +15,7 @@ use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
 use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
 use crate::identity;
-use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES};
+use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_WATCHERS};
 use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::NodeOptions;
 use crate::store::RocksStore;
@@ -37,6 +37,7 @@ pub(crate) struct Inner {
     opened: Instant,
     pub(crate) durability: Durability,
     pub(crate) streams: Arc<Semaphore>,
+    pub(crate) watchers: Arc<Semaphore>,
 }
 
 impl Inner {
@@ -82,6 +83,8 @@ pub struct NodeStatus {
     pub waiting_bytes: usize,
     /// Databases open.
     pub open_databases: usize,
+    /// Watchers open.
+    pub watchers: usize,
     /// Whether reads can be taken for complete as far as this node knows: no connected peer has what is lacking here,
     /// and one has been compared with, unless none is configured or none answered for [`CAUGHT_UP_GRACE`].
     pub caught_up: bool,
@@ -123,8 +126,18 @@ impl Node {
         if let Some(net) = &net {
             net.listening(listeners).await;
         }
-        let streams = Arc::new(Semaphore::new(MAX_LIST_STREAMS));
-        Ok(Self(Arc::new(Inner { peer_id, store, engine, net, expects_peers, opened: clock::now(), durability, streams })))
+        let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
+        Ok(Self(Arc::new(Inner {
+            peer_id,
+            store,
+            engine,
+            net,
+            expects_peers,
+            opened: clock::now(),
+            durability,
+            streams: Arc::new(streams),
+            watchers: Arc::new(watchers),
+        })))
     }
 
     /// The node's identity.
@@ -207,6 +220,7 @@ impl Node {
             poisoned: self.0.engine.poison(),
             waiting_bytes: self.0.engine.waiting_bytes(),
             open_databases: self.0.engine.open_databases().len(),
+            watchers: MAX_WATCHERS.saturating_sub(self.0.watchers.available_permits()),
             caught_up: self.0.caught_up(),
         }
     }

@@ -3,15 +3,16 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crdt::DatabaseId;
+use crdt::{DatabaseId, View as _};
 use futures::Stream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::clock::wall_time;
 use crate::error::{ReadError, read_error};
 use crate::limits::{LIST_CHUNK_BYTES, LIST_CHUNK_ITEMS};
 use crate::list::{ListItem, ListOptions, walk};
-use crate::store::RocksStore;
+use crate::store::{RocksStore, RocksView};
+use crate::watch::Position;
 
 /// The items of a listing, all from one snapshot.
 ///
@@ -32,7 +33,14 @@ enum Chunk {
 }
 
 impl ListStream {
-    pub(crate) fn start(store: RocksStore, database: DatabaseId, options: ListOptions, place: OwnedSemaphorePermit) -> Self {
+    /// `opened` is told where in the log the listing's snapshot stands.
+    pub(crate) fn start(
+        store: RocksStore,
+        database: DatabaseId,
+        options: ListOptions,
+        place: OwnedSemaphorePermit,
+        opened: Option<oneshot::Sender<Position>>,
+    ) -> Self {
         let (sender, chunks) = mpsc::channel(2);
         tokio::task::spawn_blocking(move || {
             let mut chunk = Vec::with_capacity(LIST_CHUNK_ITEMS);
@@ -50,16 +58,26 @@ impl ListStream {
                 }
                 read_on
             };
-            let result = store
-                .snapshot(&database)
-                .map_err(|error| read_error(&error))
-                .and_then(|view| walk(&view, &options, wall_time(), &mut take));
+            let result = store.snapshot(&database).map_err(|error| read_error(&error)).and_then(|view| {
+                if let Some(opened) = opened {
+                    // Whoever waits for it may have gone.
+                    let _ = opened.send(position(&view)?);
+                }
+                walk(&view, &options, wall_time(), &mut take)
+            });
             if read_on && (chunk.is_empty() || sender.blocking_send(Chunk::Items(chunk)).is_ok()) {
                 drop(sender.blocking_send(Chunk::End(result)));
             }
         });
         Self { chunks, items: Vec::new().into_iter(), ended: false, _place: place }
     }
+}
+
+/// Where the snapshot stands in the log.
+fn position(view: &RocksView<'_>) -> Result<Position, ReadError> {
+    let revision = view.state().map_err(|error| read_error(&error))?.meta.revision;
+    let entry = view.log(revision).next().transpose().map_err(|error| read_error(&error))?;
+    Ok(Position { revision, dot: entry.filter(|(at, _)| *at == revision).map(|(_, dot)| dot) })
 }
 
 impl Stream for ListStream {

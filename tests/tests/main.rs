@@ -7,3 +7,4 @@ mod house;
 mod library;
 mod node;
 mod replication;
+mod watch;

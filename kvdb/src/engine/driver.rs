@@ -5,7 +5,7 @@
 //! runs the turn itself: crossing to another thread and back costs several times the commit.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
@@ -47,6 +47,8 @@ struct Inner<S> {
     signer: Arc<dyn Signer + Send + Sync>,
     news: NewsDesk,
     open: RwLock<BTreeMap<DatabaseId, Arc<Shared>>>,
+    /// Watchers have come or gone since the last turn.
+    watchers_changed: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -116,6 +118,7 @@ where
             signer,
             news: NewsDesk::default(),
             open: RwLock::default(),
+            watchers_changed: AtomicBool::new(false),
             threads: Mutex::default(),
         });
         let spawn = |name: &str, run: fn(&Inner<S>)| {
@@ -196,6 +199,11 @@ where
             }
         }
         feed
+    }
+
+    /// Has the next turn look which databases are watched. Of a turn under way now watchers hear through the log.
+    pub(crate) fn watchers_changed(&self) {
+        self.0.watchers_changed.store(true, Ordering::Release);
     }
 
     /// Databases that are open.
@@ -374,6 +382,10 @@ impl<S: Store + Clone> Inner<S> {
         let mut random = rand::random::<u64>;
         let mut env = TurnEnv { now: wall_time(), signer: self.signer.as_ref(), random: &mut random };
         let poisoned = engine.poison().is_some();
+        // A plain load in nearly every turn.
+        if self.watchers_changed.load(Ordering::Relaxed) && self.watchers_changed.swap(false, Ordering::AcqRel) {
+            engine.set_watched(read(&self.open).iter().filter(|(_, shared)| shared.is_watched()).map(|(id, _)| *id).collect());
+        }
         let outcome = engine.turn(works, &mut env);
         if !poisoned && let Some(cause) = engine.poison() {
             tracing::error!(cause, "a commit failed; the store refuses writes from now on");
@@ -399,9 +411,9 @@ impl<S: Store + Clone> Inner<S> {
             let shared = Shared::new(whole_vv(engine, database), figures(engine, database));
             write(&self.open).insert(*database, Arc::new(shared));
         }
-        for Advance { database, vv, .. } in &outcome.advanced {
+        for Advance { database, vv, changes, .. } in &outcome.advanced {
             if let Some(shared) = self.shared(database) {
-                shared.advance(vv, figures(engine, database));
+                shared.advance(vv, figures(engine, database), changes.clone());
             }
         }
         for database in &outcome.closed {

@@ -1,12 +1,12 @@
 //! The engine's turn, without threads, clocks or sockets: what waits becomes one atomic batch and at most one sync.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crdt::mutation::{Mutation, active};
 use crdt::{
-    Block, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica, ReplicaId,
-    RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
+    Block, Changes, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica,
+    ReplicaId, RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
 };
 
 use super::port::{Delivery, WriteError, Written};
@@ -81,6 +81,8 @@ pub struct Advance {
     pub meta: Meta,
     /// Blocks made here.
     pub sealed: Vec<Block>,
+    /// What watchers are to look at, if the database is watched.
+    pub changes: Option<Changes>,
 }
 
 /// What a turn takes from outside.
@@ -112,12 +114,14 @@ pub struct Engine<S> {
     /// Whether received blocks are among them, which a peer waits to see acknowledged.
     owes_sync: bool,
     poison: Option<String>,
+    /// Databases whose changed keys somebody wants to know.
+    watched: BTreeSet<DatabaseId>,
 }
 
 impl<S: Store> Engine<S> {
     /// An engine over a store, with no database open.
     pub fn new(store: S) -> Self {
-        Self { store, open: BTreeMap::new(), unsynced: BTreeMap::new(), owes_sync: false, poison: None }
+        Self { store, open: BTreeMap::new(), unsynced: BTreeMap::new(), owes_sync: false, poison: None, watched: BTreeSet::new() }
     }
 
     /// The store.
@@ -138,6 +142,11 @@ impl<S: Store> Engine<S> {
     /// An open database's replica.
     pub fn replica(&self, database: &DatabaseId) -> Option<&Replica> {
         self.open.get(database)
+    }
+
+    /// From the next turn on, tells which winners have changed in exactly these databases.
+    pub fn set_watched(&mut self, watched: BTreeSet<DatabaseId>) {
+        self.watched = watched;
     }
 
     /// Why writes are refused, if they are.
@@ -275,6 +284,9 @@ impl<S: Store> Engine<S> {
             return part.fail(&WriteError::Closed, replies);
         };
         let mut turn = replica.begin();
+        if self.watched.contains(&database) {
+            turn = turn.watched(env.now);
+        }
         let worked = self.store.view(&database).and_then(|view| part.run(job, replica, env, &view, &mut turn));
         match worked {
             Ok(()) => {
@@ -307,7 +319,7 @@ impl<S: Store> Engine<S> {
 
     /// Lets the effects of one committed step out.
     fn release(&mut self, part: Part, step: Committed, outcome: &mut TurnOutcome, replies: &mut [Option<Reply>]) {
-        let Committed { database, meta, vv, effects } = step;
+        let Committed { database, meta, vv, effects, changes } = step;
         let mut deliveries: Vec<(usize, Range<usize>, Delivery)> =
             part.deliveries.into_iter().map(|(index, effects)| (index, effects, Delivery::default())).collect();
         let mut current = deliveries.iter_mut().peekable();
@@ -340,7 +352,7 @@ impl<S: Store> Engine<S> {
         }
         if !vv.is_empty() {
             self.unsynced.entry(database).or_default().extend(vv.iter().copied());
-            outcome.advanced.push(Advance { database, vv, meta, sealed });
+            outcome.advanced.push(Advance { database, vv, meta, sealed, changes });
         }
     }
 }

@@ -99,7 +99,7 @@ impl Gathering {
         for database in &outcome.opened {
             self.opened(engine, *database);
         }
-        for Advance { database, vv, meta, sealed } in &outcome.advanced {
+        for Advance { database, vv, meta, sealed, .. } in &outcome.advanced {
             let progress = Progress {
                 vv: vv.clone(),
                 revision: meta.revision,

@@ -1,11 +1,13 @@
 //! What readers see of an open database without asking the engine.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use crdt::{Dot, Meta, ReplicaId, VersionVector};
+use crdt::{Changes, Dot, Meta, ReplicaId, VersionVector};
 use tokio::sync::watch;
+
+use crate::watch::Recent;
 
 /// The figures of one open database after its last turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,6 +27,7 @@ pub(crate) struct Figures {
 pub(crate) struct Shared {
     state: RwLock<State>,
     closed: AtomicBool,
+    watchers: AtomicUsize,
     /// Counts changes, so that a waiter misses none.
     changed: watch::Sender<u64>,
 }
@@ -33,6 +36,8 @@ pub(crate) struct Shared {
 struct State {
     vv: VersionVector,
     figures: Figures,
+    /// For watchers; empty while there are none.
+    recent: Recent,
 }
 
 /// Why a wait for a dot ended without it.
@@ -44,22 +49,64 @@ pub(crate) enum WaitEnd {
 
 impl Shared {
     pub(crate) fn new(vv: VersionVector, figures: Figures) -> Self {
-        Self { state: RwLock::new(State { vv, figures }), closed: AtomicBool::new(false), changed: watch::Sender::new(0) }
+        let state = RwLock::new(State { vv, recent: Recent::new(figures.meta.revision), figures });
+        Self { state, closed: AtomicBool::new(false), watchers: AtomicUsize::new(0), changed: watch::Sender::new(0) }
     }
 
-    pub(crate) fn advance(&self, vv: &[(ReplicaId, u64)], figures: Figures) {
+    pub(crate) fn advance(&self, vv: &[(ReplicaId, u64)], figures: Figures, changes: Option<Changes>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         for (replica, seq) in vv {
             state.vv.raise(*replica, *seq);
         }
+        state.recent.advance(figures.meta.revision, changes);
         state.figures = figures;
         drop(state);
+        self.signal();
+    }
+
+    /// The replica's state was replaced as a whole, and its log begins anew after this revision, which must be higher
+    /// than any before: live watchers are told to list again.
+    #[allow(dead_code, reason = "what replaces a whole state calls it: snapshot, restore, repair")]
+    pub(crate) fn reset(&self, vv: VersionVector, figures: Figures) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.recent.reset(figures.meta.revision);
+        (state.vv, state.figures) = (vv, figures);
+        drop(state);
+        self.signal();
+    }
+
+    /// One watcher more.
+    pub(crate) fn watch(&self) {
+        self.watchers.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One watcher less; with the last one the memory of changes goes.
+    pub(crate) fn unwatch(&self) {
+        if self.watchers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.state.write().unwrap_or_else(PoisonError::into_inner).recent.clear();
+        }
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watchers.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn recent<T>(&self, look: impl FnOnce(&Recent) -> T) -> T {
+        self.read(|state| look(&state.recent))
+    }
+
+    /// Resolves on each change after the call, and on the close.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn signal(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.changed.send_modify(|count| *count += 1);
+        self.signal();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
