@@ -385,6 +385,12 @@ impl Block {
         &self.0.fields.ops
     }
 
+    /// The dots that must be merged before this block, but for its author's own: parents, and what its ops supersede.
+    pub fn builds_on(&self) -> impl Iterator<Item = Dot> + '_ {
+        let parents = self.parents().iter().map(|parent| parent.dot);
+        parents.chain(self.ops().iter().flat_map(|op| op.superseded.iter().copied()))
+    }
+
     /// The requests it answers, ascending.
     #[must_use]
     pub fn answers(&self) -> &[Answer] {

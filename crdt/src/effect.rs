@@ -65,6 +65,17 @@ pub enum Effect {
         /// Who sent it.
         source: Source,
     },
+    /// History was dropped.
+    Truncated {
+        /// The caller's handle.
+        token: Token,
+        /// How many blocks.
+        blocks: usize,
+        /// Their bytes.
+        bytes: u64,
+        /// The revision up to which nothing is kept now.
+        log_floor: u64,
+    },
     /// Two blocks bear one name: the first merged stays, the other is ignored.
     Disagreement {
         /// The name.

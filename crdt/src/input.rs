@@ -17,6 +17,15 @@ pub enum Input {
         /// Who sent them.
         source: Source,
     },
+    /// Drop history from its oldest end. Whether nobody needs it any more is the caller's to know.
+    Truncate {
+        /// Returned with the answer.
+        token: Token,
+        /// The last revision to drop.
+        through: u64,
+        /// Most blocks to drop in this turn.
+        limit: usize,
+    },
 }
 
 /// The caller's handle for its answer; given by the caller, returned in the effect.

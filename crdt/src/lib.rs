@@ -40,5 +40,6 @@ pub use row::{Check, Digest, Row, Sibling};
 pub use sign::{Ed25519Signer, Signed, Signer, Verifier, Zip215};
 pub use step::{Changes, Committed, Step, Turn};
 pub use store::{
-    Durability, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, Store, StoredBlock, View, VvEntry, WriteSet,
+    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, Store, StoredBlock, Truncation, View,
+    VvEntry, WriteSet,
 };

@@ -9,7 +9,7 @@ use crate::dot::{Author, Dot, ReplicaId, VersionVector};
 use crate::effect::{Effect, OpOutcome, WriteOutcome};
 use crate::group::{Gathered, Group, Judged, seen_all};
 use crate::heads::Heads;
-use crate::input::{Input, LocalWrite};
+use crate::input::{Input, LocalWrite, Token};
 use crate::key::Key;
 use crate::limits::MAX_UINT;
 use crate::mutation::{Mutation, active};
@@ -45,6 +45,7 @@ pub struct Replica {
     writer: Option<Writer>,
     vv: BTreeMap<ReplicaId, VvEntry>,
     heads: Heads,
+    floors: VersionVector,
     clock: Clock,
     meta: Meta,
     pending: Pending,
@@ -65,6 +66,7 @@ impl Replica {
             writer: None,
             vv: state.vv,
             heads: state.heads,
+            floors: state.floors,
             clock: Clock::resume(state.meta.clock),
             meta: state.meta,
             pending: Pending::new(limits),
@@ -94,6 +96,7 @@ impl Replica {
         match input {
             Input::Write(writes) => self.write(writes, env, view, turn),
             Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
+            Input::Truncate { token, through, limit } => self.truncate(token, through, limit, view, turn),
         }
     }
 
@@ -121,6 +124,12 @@ impl Replica {
         &self.heads
     }
 
+    /// For each replica the seq up to which blocks are not kept any more.
+    #[must_use]
+    pub fn floors(&self) -> &VersionVector {
+        &self.floors
+    }
+
     /// Clock, digest and counters as of the last finished turn.
     #[must_use]
     pub fn meta(&self) -> &Meta {
@@ -140,6 +149,26 @@ impl Replica {
 
     fn seq(&self, replica: &ReplicaId) -> u64 {
         self.vv.get(replica).map_or(0, |entry| entry.seq)
+    }
+
+    /// Drops the oldest blocks with their log entries. Merging needs the version vector, the heads' addresses and the rows
+    /// only, none of which change; of a block that is gone a second one of its name can no longer be told.
+    fn truncate<V: View>(&mut self, token: Token, through: u64, limit: usize, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        let (mut blocks, mut bytes) = (0, 0);
+        for entry in view.log(self.meta.log_floor + 1).take(limit) {
+            let entry = entry?;
+            if entry.revision > through {
+                break;
+            }
+            self.meta.log_floor = entry.revision;
+            self.floors.raise(entry.dot.replica, entry.dot.seq);
+            blocks += 1;
+            bytes += u64::from(entry.bytes);
+            turn.truncated.push(entry);
+        }
+        self.meta.history_bytes = self.meta.history_bytes.saturating_sub(bytes);
+        turn.effect(Effect::Truncated { token, blocks, bytes, log_floor: self.meta.log_floor });
+        Ok(())
     }
 
     fn write<V: View>(&mut self, writes: Vec<LocalWrite>, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
@@ -331,7 +360,7 @@ impl Replica {
     fn leave_copied_writer(&mut self, block: &Block) {
         let Some(Writer { replica, .. }) = self.writer else { return };
         let last = self.seq(&replica);
-        if block.dot().replica == replica || named(block).any(|dot| dot.replica == replica && dot.seq > last) {
+        if block.dot().replica == replica || block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
             self.leave_writer(replica);
         }
     }
@@ -350,7 +379,7 @@ impl Replica {
         let parents = block.parents().len();
         let skipped = if active(Mutation::MergeBeforeParents) { parents } else { 0 };
         let looked_at = if active(Mutation::MergeBeforeSuperseded) { parents } else { usize::MAX };
-        named(block).take(looked_at).skip(skipped).find(|dot| !self.covers(dot))
+        block.builds_on().take(looked_at).skip(skipped).find(|dot| !self.covers(dot))
     }
 
     /// The address of a merged block, if it is still known.
@@ -384,6 +413,7 @@ impl Replica {
             }
         }
         self.meta.revision += 1 + u64::from(active(Mutation::LogSkips) && self.meta.revision == 20);
+        self.meta.history_bytes += block.bytes().len() as u64;
         if !active(Mutation::ClockNotRaised) {
             self.clock.observe(stamp);
         }
@@ -402,12 +432,6 @@ impl Replica {
         turn.blocks.push((self.meta.revision, block.clone()));
         Ok(())
     }
-}
-
-/// The dots that a block builds on.
-fn named(block: &Block) -> impl Iterator<Item = Dot> + '_ {
-    let parents = block.parents().iter().map(|parent| parent.dot);
-    parents.chain(block.ops().iter().flat_map(|op| op.superseded.iter().copied()))
 }
 
 fn repeated(write: &LocalWrite, record: &RequestRecord) -> Effect {

@@ -11,7 +11,7 @@ use crate::heads::Heads;
 use crate::key::Key;
 use crate::mutation::{Mutation, active};
 use crate::row::Row;
-use crate::store::{Durability, Meta, RequestRecord, RowWrite, Store, View, VvEntry, WriteSet};
+use crate::store::{Durability, LogEntry, Meta, RequestRecord, RowWrite, Store, Truncation, View, VvEntry, WriteSet};
 
 /// The changes of one database while a turn is under way. Later inputs of the turn read what earlier ones wrote.
 ///
@@ -23,6 +23,7 @@ pub struct Turn {
     pub(crate) blocks: Vec<(u64, Block)>,
     pub(crate) vv: BTreeMap<ReplicaId, VvEntry>,
     pub(crate) requests: BTreeMap<RequestId, RequestRecord>,
+    pub(crate) truncated: Vec<LogEntry>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) heads_before: Heads,
     /// When reads take place, if somebody watches the database.
@@ -46,6 +47,7 @@ impl Turn {
             blocks: Vec::new(),
             vv: BTreeMap::new(),
             requests: BTreeMap::new(),
+            truncated: Vec::new(),
             effects: Vec::new(),
             heads_before,
             watched: None,
@@ -80,7 +82,7 @@ impl Turn {
     /// Whether nothing was written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.blocks.is_empty() && self.truncated.is_empty()
     }
 
     /// Effects gathered so far in this turn; they come out of the commit in the same order.
@@ -141,6 +143,8 @@ impl Step {
             dropped.retain(|(dot, _)| entry.row.dots().all(|alive| alive != *dot));
             rows.push(RowWrite { key, row: entry.row, dropped });
         }
+        // Ascending in the log, so the last of each replica is its highest.
+        let floors: BTreeMap<ReplicaId, u64> = turn.truncated.iter().map(|entry| (entry.dot.replica, entry.dot.seq)).collect();
         let writes = WriteSet {
             database,
             rows,
@@ -149,6 +153,7 @@ impl Step {
             heads: heads.change_since(&turn.heads_before),
             meta,
             requests: turn.requests.into_iter().collect(),
+            truncation: Truncation { entries: turn.truncated, floors: floors.into_iter().collect() },
         };
         Self { writes, effects: turn.effects, changed }
     }
@@ -183,8 +188,9 @@ impl Step {
                 // Revisions start at 1.
                 Changes { from: first - 1, to: *to, dot: last.dot(), keys }
             });
-            committed.push(Committed { database, meta, vv, effects: step.effects, changes });
-            if !step.writes.blocks.is_empty() {
+            let floors = step.writes.truncation.floors.clone();
+            committed.push(Committed { database, meta, vv, floors, effects: step.effects, changes });
+            if !step.writes.is_empty() {
                 writes.push(step.writes);
             }
         }
@@ -206,6 +212,8 @@ pub struct Committed {
     pub meta: Meta,
     /// The version vector entries that rose.
     pub vv: Vec<(ReplicaId, u64)>,
+    /// The floors of history that rose.
+    pub floors: Vec<(ReplicaId, u64)>,
     /// What is to be done now, in order.
     pub effects: Vec<Effect>,
     /// What watchers are to look at; `None` unless the turn was watched and merged something.

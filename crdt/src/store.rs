@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::block::{Block, BlockHash, RequestId};
 use crate::clock::Stamp;
 use crate::database::DatabaseId;
-use crate::dot::{Author, Dot, ReplicaId};
+use crate::dot::{Author, Dot, ReplicaId, VersionVector};
 use crate::heads::{Heads, HeadsChange};
 use crate::key::{Key, KeyRange};
 use crate::row::{Digest, Row};
@@ -37,6 +37,17 @@ pub struct StoredBlock {
     pub hash: BlockHash,
     /// Its bytes.
     pub bytes: Bytes,
+}
+
+/// An entry of the change log: which block was merged at a revision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogEntry {
+    /// The revision.
+    pub revision: u64,
+    /// The block's name.
+    pub dot: Dot,
+    /// The length of its bytes.
+    pub bytes: u32,
 }
 
 /// Reads of one database, all from one consistent snapshot.
@@ -78,8 +89,9 @@ pub trait View {
     /// When the store cannot read.
     fn block(&self, dot: &Dot) -> Result<Option<StoredBlock>, Self::Error>;
 
-    /// The entries of the change log from a revision on, ascending. Ends after the first error.
-    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), Self::Error>>;
+    /// The entries of the change log from a revision on, ascending. Ends after the first error. What was truncated, up to
+    /// [`Meta::log_floor`], is not there any more.
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<LogEntry, Self::Error>>;
 
     /// The replica's state as of the last commit.
     ///
@@ -121,6 +133,8 @@ pub struct ReplicaState {
     pub vv: std::collections::BTreeMap<ReplicaId, VvEntry>,
     /// Blocks that no other merged block has as a parent.
     pub heads: Heads,
+    /// For each replica the seq up to which blocks are not kept any more. The log has all above.
+    pub floors: VersionVector,
     /// Clock, digest and counters.
     pub meta: Meta,
 }
@@ -136,6 +150,10 @@ pub struct Meta {
     pub revision: u64,
     /// The number of keys at which something is alive, expired siblings included.
     pub keys: u64,
+    /// The revision up to which the log and its blocks are not kept any more.
+    pub log_floor: u64,
+    /// Bytes of the blocks that are kept.
+    pub history_bytes: u64,
 }
 
 /// A row to write.
@@ -148,6 +166,15 @@ pub struct RowWrite {
     pub row: Row,
     /// What was in the store before and is not any more: dot and length of the value.
     pub dropped: Vec<(Dot, u32)>,
+}
+
+/// The oldest part of the history, to be dropped. No row changes by it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Truncation {
+    /// Log entries to drop with their blocks: the first ones of the log, ascending, without a gap.
+    pub entries: Vec<LogEntry>,
+    /// The floors that rise by it. In one batch with the entries, so that no reader sees a block missing above a floor.
+    pub floors: Vec<(ReplicaId, u64)>,
 }
 
 /// Everything that one turn changes in one database. A store writes it whole or not at all.
@@ -167,6 +194,16 @@ pub struct WriteSet {
     pub meta: Meta,
     /// Answered requests.
     pub requests: Vec<(RequestId, RequestRecord)>,
+    /// History to drop.
+    pub truncation: Truncation,
+}
+
+impl WriteSet {
+    /// Whether nothing is to be written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.truncation.entries.is_empty()
+    }
 }
 
 /// Whether a commit must have reached the disk before it counts.

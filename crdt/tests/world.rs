@@ -130,7 +130,7 @@ impl Node {
     /// All merged blocks in merge order.
     pub fn blocks(&self) -> Vec<Block> {
         let view = self.store.view(&database()).unwrap();
-        let stored = view.log(0).map(|entry| view.block(&entry.unwrap().1).unwrap().unwrap());
+        let stored = view.log(0).map(|entry| view.block(&entry.unwrap().dot).unwrap().unwrap());
         stored.map(|stored| Block::from_store(stored.bytes).unwrap()).collect()
     }
 

@@ -77,7 +77,7 @@ impl ListStream {
 fn position(view: &RocksView<'_>) -> Result<Position, ReadError> {
     let revision = view.state().map_err(|error| read_error(&error))?.meta.revision;
     let entry = view.log(revision).next().transpose().map_err(|error| read_error(&error))?;
-    Ok(Position { revision, dot: entry.filter(|(at, _)| *at == revision).map(|(_, dot)| dot) })
+    Ok(Position { revision, dot: entry.filter(|entry| entry.revision == revision).map(|entry| entry.dot) })
 }
 
 impl Stream for ListStream {

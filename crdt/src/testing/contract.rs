@@ -12,7 +12,7 @@ use crate::input::Input;
 use crate::key::{Key, KeyRange, Prefix};
 use crate::limits::{MAX_PACKED_HEADS, MAX_VALUE_BYTES};
 use crate::pending::Source;
-use crate::store::{Durability, Meta, Order, Projection, ReplicaState, Store, View, WriteSet};
+use crate::store::{Durability, Meta, Order, Projection, ReplicaState, Store, Truncation, View, WriteSet};
 use crate::testing::rig::{ContractHost, Rig, delete, foreign, key, put, put_until, write};
 
 /// One promise of a store, to be tried on a fresh one.
@@ -34,6 +34,8 @@ pub fn checks<H: ContractHost>() -> Vec<(&'static str, ContractCheck<H>)> {
         ("state after many commits", state_after_many_commits::<H>),
         ("heads across the packing border", heads_across_the_border::<H>),
         ("requests", requests::<H>),
+        ("history is dropped from its oldest end", history_is_dropped::<H>),
+        ("the log from a floor", log_from_a_floor::<H>),
         ("databases do not leak", databases_do_not_leak::<H>),
         ("one batch for several databases", one_batch_for_several_databases::<H>),
         ("a batch is written whole or not at all", whole_or_not_at_all::<H>),
@@ -291,12 +293,91 @@ fn log_from<H: ContractHost>(host: &mut H) {
     }
     let rig = rig.reopen(host);
     for database in ids {
-        let dots: Vec<(u64, Dot)> = (1..).zip(rig.blocks(database).iter().map(Block::dot)).collect();
-        let view = rig.store.view(&database).unwrap();
-        for from in [0, 1, 2, 149, 150, 151, 1_000, u64::MAX] {
-            let expected: Vec<(u64, Dot)> = dots.iter().filter(|(revision, _)| *revision >= from).copied().collect();
-            assert_eq!(view.log(from).map(Result::unwrap).collect::<Vec<_>>(), expected, "the log from {from}");
+        log_reads(&rig, database, 0);
+    }
+}
+
+fn log_reads<S: Store>(rig: &Rig<S>, database: DatabaseId, floor: u64) {
+    let dots: Vec<(u64, Dot)> = (1..).zip(rig.blocks(database).iter().map(Block::dot)).collect();
+    let view = rig.store.view(&database).unwrap();
+    for from in [0, 1, 2, 149, 150, 151, 1_000, u64::MAX] {
+        let expected: Vec<(u64, Dot)> =
+            dots.iter().filter(|(revision, _)| *revision >= from && *revision > floor).copied().collect();
+        let log: Vec<(u64, Dot)> = view.log(from).map(Result::unwrap).map(|entry| (entry.revision, entry.dot)).collect();
+        assert_eq!(log, expected, "the log from {from}");
+    }
+}
+
+fn log_from_a_floor<H: ContractHost>(host: &mut H) {
+    for floor in [1, 149, 150, 151, 299, 300] {
+        let (mut rig, database) = open_one(host);
+        (0..300).for_each(|index| drop(rig.write(database, None, vec![put("/k", index.to_string())])));
+        assert_eq!(rig.truncate(database, floor, usize::MAX) as u64, floor);
+        log_reads(&rig, database, floor);
+        let rig = rig.reopen(host);
+        log_reads(&rig, database, floor);
+    }
+}
+
+/// Several writers in two databases, dropped in pieces of every size, beside writes and across openings: rows, vector,
+/// heads and digest stay, and what comes later builds on what is gone.
+fn history_is_dropped<H: ContractHost>(host: &mut H) {
+    let (mut rig, ids) = open(host, &["one", "two"]);
+    let [one, two] = ids.as_slice() else { panic!("two databases") };
+    let mut last: Option<Block> = None;
+    for seq in 1..=40 {
+        for database in &ids {
+            rig.write(*database, None, vec![put(&format!("/k/{}", seq % 5), vec![1; 600])]);
+            rig.write(*database, None, vec![delete(&format!("/k/{}", seq % 3))]);
         }
+        let parents: Vec<&Block> = last.iter().collect();
+        let block = foreign(*one, 9, seq, &parents, vec![(put("/f", seq.to_string()), vec![])]);
+        rig.deliver(*one, vec![block.clone()]);
+        last = Some(block);
+    }
+    for database in &ids {
+        rig.check(*database);
+    }
+    assert_eq!(rig.truncate(*one, 0, 10), 0);
+    assert_eq!(rig.truncate(*one, 10, 0), 0);
+    assert_eq!(rig.truncate(*one, 10, 3), 3);
+    rig.check(*one);
+    assert_eq!(rig.truncate(*one, 10, 100), 7);
+    assert_eq!(rig.truncate(*one, 10, 100), 0, "nothing is dropped twice");
+    rig.check(*one);
+    rig.check(*two);
+    rig = rig.reopen(host);
+    rig.check(*one);
+    // Beside writes, and in two pieces of one turn.
+    let truncate = |through: u64, limit: usize| Input::Truncate { token: crate::input::Token(0), through, limit };
+    let both = vec![
+        (*one, write(None, vec![put("/new", "1"), delete("/f")])),
+        (*one, truncate(30, 5)),
+        (*two, truncate(u64::MAX, 2)),
+        (*one, truncate(30, 6)),
+    ];
+    rig.turn(both);
+    assert_eq!(rig.store.view(one).unwrap().state().unwrap().meta.log_floor, 21);
+    for database in &ids {
+        rig.check(*database);
+    }
+    // Everything, but for what the same turn merges.
+    rig.turn(vec![(*one, write(None, vec![put("/last", "1")])), (*one, truncate(u64::MAX, usize::MAX))]);
+    rig.check(*one);
+    assert_eq!(rig.store.view(one).unwrap().log(0).count(), 1);
+    rig = rig.reopen(host);
+    rig.truncate(*one, u64::MAX, usize::MAX);
+    rig.check(*one);
+    // A parent whose block is gone, and a block that is.
+    let last = last.unwrap();
+    let next = foreign(*one, 9, 41, &[&last], vec![(put("/f", "41"), vec![last.dot()])]);
+    let effects = rig.turn(vec![(*one, Input::Blocks { blocks: vec![last, next], source: Source(1) })]);
+    assert!(matches!(effects.as_slice(), [Effect::Duplicate { .. }, Effect::Merged { .. }]), "{effects:?}");
+    rig.check(*one);
+    rig.write(*one, None, vec![delete("/f"), put("/again", vec![2; 70_000])]);
+    let rig = rig.reopen(host);
+    for database in &ids {
+        rig.check(*database);
     }
 }
 
@@ -423,6 +504,7 @@ fn whole_or_not_at_all<H: ContractHost>(host: &mut H) {
         heads: HeadsChange::None,
         meta: Meta { revision: 9, ..Meta::default() },
         requests: Vec::new(),
+        truncation: Truncation::default(),
     };
     let refused = rig.store.commit(&[set(database), set(unknown)], Durability::Sync);
     assert!(refused.is_err(), "a batch with an unknown database");

@@ -7,12 +7,12 @@ use thiserror::Error;
 
 use crate::block::{BlockHash, RequestId};
 use crate::database::DatabaseId;
-use crate::dot::Dot;
+use crate::dot::{Dot, VersionVector};
 use crate::heads::{Head, Heads, HeadsChange};
 use crate::key::{Key, KeyRange};
 use crate::row::Row;
 use crate::store::{
-    Durability, Meta, Order, Projection, ReplicaState, RequestRecord, Store, StoredBlock, View, VvEntry, WriteSet,
+    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, Store, StoredBlock, View, VvEntry, WriteSet,
 };
 
 /// A store that keeps everything in memory and nothing for longer.
@@ -29,7 +29,8 @@ struct Contents {
     rows: BTreeMap<Key, Row>,
     values: BTreeMap<(Key, Dot), Bytes>,
     blocks: BTreeMap<Dot, StoredBlock>,
-    log: BTreeMap<u64, Dot>,
+    log: BTreeMap<u64, LogEntry>,
+    floors: VersionVector,
     vv: BTreeMap<crate::dot::ReplicaId, VvEntry>,
     packed: Vec<(Dot, Head)>,
     spilled: BTreeMap<Dot, Head>,
@@ -97,7 +98,8 @@ impl Contents {
         for (revision, block) in &set.blocks {
             let stored = StoredBlock { revision: *revision, hash: block.hash(), bytes: block.bytes().clone() };
             self.blocks.insert(block.dot(), stored);
-            self.log.insert(*revision, block.dot());
+            let bytes = u32::try_from(block.bytes().len()).unwrap_or(u32::MAX);
+            self.log.insert(*revision, LogEntry { revision: *revision, dot: block.dot(), bytes });
         }
         self.vv.extend(set.vv.iter().copied());
         match &set.heads {
@@ -116,6 +118,13 @@ impl Contents {
         }
         self.meta = set.meta;
         self.requests.extend(set.requests.iter().cloned());
+        for entry in &set.truncation.entries {
+            self.blocks.remove(&entry.dot);
+            self.log.remove(&entry.revision);
+        }
+        for (replica, seq) in &set.truncation.floors {
+            self.floors.raise(*replica, *seq);
+        }
     }
 }
 
@@ -164,15 +173,15 @@ impl View for MemoryView<'_> {
         Ok(self.0.blocks.get(dot).cloned())
     }
 
-    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), MemoryStoreError>> {
-        self.0.log.range(from..).map(|(revision, dot)| Ok((*revision, *dot)))
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<LogEntry, MemoryStoreError>> {
+        self.0.log.range(from..).map(|(_, entry)| Ok(*entry))
     }
 
     fn state(&self) -> Result<ReplicaState, MemoryStoreError> {
         let heads: BTreeSet<Dot> = self.0.packed.iter().map(|(dot, _)| *dot).collect();
         debug_assert!(heads.is_empty() || self.0.spilled.is_empty(), "heads are packed or spilled");
         let heads: Heads = self.0.packed.iter().copied().chain(self.0.spilled.iter().map(|(dot, head)| (*dot, *head))).collect();
-        Ok(ReplicaState { vv: self.0.vv.clone(), heads, meta: self.0.meta })
+        Ok(ReplicaState { vv: self.0.vv.clone(), heads, floors: self.0.floors.clone(), meta: self.0.meta })
     }
 
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, MemoryStoreError> {

@@ -16,7 +16,7 @@ use crate::pending::{PendingLimits, Source};
 use crate::replica::{Env, Replica};
 use crate::row::Sibling;
 use crate::step::{Step, Turn};
-use crate::store::{Durability, Order, Projection, Store, View};
+use crate::store::{Durability, LogEntry, Order, Projection, Store, View};
 use crate::testing::{FakeSigner, Reference};
 
 /// Makes the stores that the contract is tried on.
@@ -86,7 +86,12 @@ impl<S: Store> Rig<S> {
             };
             let mut env = Env { now: WallTime(1_000), signer: &FakeSigner([1; 32]), random: &mut random };
             if let Input::Blocks { blocks: sent, .. } = &input {
-                blocks.entry(database).or_default().extend(sent.iter().cloned());
+                let known = blocks.entry(database).or_default();
+                for block in sent {
+                    if known.iter().all(|one| one.dot() != block.dot()) {
+                        known.push(block.clone());
+                    }
+                }
             }
             replica.handle(input, &mut env, &view, turn).unwrap();
         }
@@ -113,6 +118,13 @@ impl<S: Store> Rig<S> {
     /// Delivers blocks, all ready in the order given, in one turn.
     pub fn deliver(&mut self, database: DatabaseId, blocks: Vec<Block>) {
         self.turn(vec![(database, Input::Blocks { blocks, source: Source(1) })]);
+    }
+
+    /// Drops history in a turn of its own; returns how many blocks.
+    pub fn truncate(&mut self, database: DatabaseId, through: u64, limit: usize) -> usize {
+        let effects = self.turn(vec![(database, Input::Truncate { token: Token(0), through, limit })]);
+        let Some(Effect::Truncated { blocks, .. }) = effects.first() else { panic!("no answer in {effects:?}") };
+        *blocks
     }
 
     /// Compares all that the store says of a database with the reference and with the replica.
@@ -148,10 +160,23 @@ impl<S: Store> Rig<S> {
     /// Blocks and log of a database against what was merged.
     fn check_log(&self, database: DatabaseId, blocks: &[Block]) {
         let view = self.store.view(&database).unwrap();
-        let log: Vec<(u64, Dot)> = view.log(0).map(Result::unwrap).collect();
-        let expected: Vec<(u64, Dot)> = (1..).zip(blocks.iter().map(Block::dot)).collect();
-        assert_eq!(expected, log, "the log");
-        for (revision, block) in (1..).zip(blocks) {
+        let state = view.state().unwrap();
+        let log: Vec<LogEntry> = view.log(0).map(Result::unwrap).collect();
+        let entry = |(revision, block): (u64, &Block)| {
+            let bytes = u32::try_from(block.bytes().len()).unwrap();
+            LogEntry { revision, dot: block.dot(), bytes }
+        };
+        let (gone, kept): (Vec<LogEntry>, Vec<LogEntry>) =
+            (1..).zip(blocks).map(entry).partition(|entry| entry.revision <= state.meta.log_floor);
+        assert_eq!(kept, log, "the log");
+        assert_eq!(state.meta.history_bytes, kept.iter().map(|entry| u64::from(entry.bytes)).sum::<u64>(), "bytes of blocks");
+        assert_eq!(state.floors, gone.iter().map(|entry| (entry.dot.replica, entry.dot.seq)).collect(), "floors");
+        for entry in gone {
+            assert_eq!(view.block(&entry.dot).unwrap(), None, "a block below the floor");
+            assert_eq!(view.block_hash(&entry.dot).unwrap(), None);
+        }
+        let floor = usize::try_from(state.meta.log_floor).unwrap();
+        for (revision, block) in (1..).zip(blocks).skip(floor) {
             let stored = view.block(&block.dot()).unwrap().expect("a merged block");
             assert_eq!((revision, block.hash(), block.bytes()), (stored.revision, stored.hash, &stored.bytes));
             assert_eq!(Some(block.hash()), view.block_hash(&block.dot()).unwrap());

@@ -77,6 +77,7 @@ fn peer(app: &App, peer: &PeerStatus) -> Value {
         json!({
             "name": app.name_of(status.database), "id": status.database.to_string(), "synced": status.synced,
             "feeding": status.feeding, "in_flight_bytes": status.in_flight, "disagrees": status.disagrees,
+            "needs_snapshot": status.needs_snapshot, "below_floor": status.below_floor,
         })
     };
     json!({

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
 use super::news::{NewsDesk, NewsFeed};
-use super::port::{Delivery, WriteError, Written};
+use super::port::{Delivery, Truncated, WriteError, Written};
 use super::queue::{WorkQueue, inbox_cost, work_bytes};
 use super::shared::{Figures, Shared};
 use crate::clock::wall_time;
@@ -163,6 +163,18 @@ where
     pub async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
         match self.ask(Work::Blocks { database, blocks, source }, false).await? {
             Reply::Delivered(result) => result,
+            _ => Err(WriteError::Closed),
+        }
+    }
+
+    /// Drops up to `limit` blocks from the oldest end of the history, none above the revision `through`, whether anybody
+    /// needs them or not. The commit is buffered.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn truncate(&self, database: DatabaseId, through: u64, limit: usize) -> Result<Truncated, WriteError> {
+        match self.ask(Work::Truncate { database, through, limit }, false).await? {
+            Reply::Truncated(result) => result,
             _ => Err(WriteError::Closed),
         }
     }

@@ -9,7 +9,7 @@ use crdt::{
     ReplicaId, RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
 };
 
-use super::port::{Delivery, WriteError, Written};
+use super::port::{Delivery, Truncated, WriteError, Written};
 
 /// One piece of work for a turn.
 #[derive(Debug)]
@@ -34,6 +34,15 @@ pub enum Work {
         /// Who sent them.
         source: Source,
     },
+    /// Drops history from its oldest end. Whether nobody needs it any more is the caller's to know.
+    Truncate {
+        /// The database.
+        database: DatabaseId,
+        /// The last log revision to drop.
+        through: u64,
+        /// Most blocks to drop in this turn.
+        limit: usize,
+    },
     /// Everything committed before must be on disk.
     Sync,
     /// Opens a database that is in the store's catalogue.
@@ -49,6 +58,8 @@ pub enum Reply {
     Written(Result<Written, WriteError>),
     /// To [`Work::Blocks`].
     Delivered(Result<Delivery, WriteError>),
+    /// To [`Work::Truncate`].
+    Truncated(Result<Truncated, WriteError>),
     /// To [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
     Done(Result<(), WriteError>),
 }
@@ -77,6 +88,8 @@ pub struct Advance {
     pub database: DatabaseId,
     /// Version vector entries that rose.
     pub vv: Vec<(ReplicaId, u64)>,
+    /// The floors of history that rose.
+    pub floors: Vec<(ReplicaId, u64)>,
     /// The figures after the turn.
     pub meta: Meta,
     /// Blocks made here.
@@ -203,6 +216,9 @@ impl<S: Store> Engine<S> {
                 Work::Blocks { database, blocks, source } => {
                     jobs.entry(database).or_default().deliveries.push(Incoming { index, blocks, source });
                 }
+                Work::Truncate { database, through, limit } => {
+                    jobs.entry(database).or_default().truncations.push((Token(index as u64), through, limit));
+                }
                 Work::Sync => syncs.push(index),
                 Work::Open(database) => set(&mut replies, index, Reply::Done(self.open(database, &mut outcome))),
                 Work::Close(database) => closing.push((index, database)),
@@ -319,7 +335,7 @@ impl<S: Store> Engine<S> {
 
     /// Lets the effects of one committed step out.
     fn release(&mut self, part: Part, step: Committed, outcome: &mut TurnOutcome, replies: &mut [Option<Reply>]) {
-        let Committed { database, meta, vv, effects, changes } = step;
+        let Committed { database, meta, vv, floors, effects, changes } = step;
         let mut deliveries: Vec<(usize, Range<usize>, Delivery)> =
             part.deliveries.into_iter().map(|(index, effects)| (index, effects, Delivery::default())).collect();
         let mut current = deliveries.iter_mut().peekable();
@@ -333,6 +349,9 @@ impl<S: Store> Engine<S> {
                     set(replies, index_of(token), Reply::Written(Ok(written)));
                 }
                 (Effect::Refused { token, refusal }, _) => set(replies, index_of(token), Reply::Written(Err(refusal.into()))),
+                (Effect::Truncated { token, blocks, bytes, log_floor }, _) => {
+                    set(replies, index_of(token), Reply::Truncated(Ok(Truncated { blocks, bytes, log_floor })));
+                }
                 (Effect::Sealed { block, .. }, _) => sealed.push(block),
                 (Effect::Merged { .. }, Some(delivery)) => {
                     delivery.merged += 1;
@@ -352,7 +371,9 @@ impl<S: Store> Engine<S> {
         }
         if !vv.is_empty() {
             self.unsynced.entry(database).or_default().extend(vv.iter().copied());
-            outcome.advanced.push(Advance { database, vv, meta, sealed, changes });
+        }
+        if !vv.is_empty() || !floors.is_empty() {
+            outcome.advanced.push(Advance { database, vv, floors, meta, sealed, changes });
         }
     }
 }
@@ -362,6 +383,8 @@ impl<S: Store> Engine<S> {
 struct Job {
     writes: Vec<LocalWrite>,
     deliveries: Vec<Incoming>,
+    /// Token, last revision, most blocks.
+    truncations: Vec<(Token, u64, usize)>,
     sync: bool,
 }
 
@@ -376,6 +399,7 @@ struct Incoming {
 #[derive(Debug)]
 struct Part {
     writes: Vec<usize>,
+    truncations: Vec<usize>,
     /// For each delivery its reply and which of the step's effects are its own.
     deliveries: Vec<(usize, Range<usize>)>,
 }
@@ -383,7 +407,8 @@ struct Part {
 impl Part {
     fn of(job: &Job) -> Self {
         let writes = job.writes.iter().map(|write| index_of(write.token)).collect();
-        Self { writes, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
+        let truncations = job.truncations.iter().map(|(token, ..)| index_of(*token)).collect();
+        Self { writes, truncations, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
     }
 
     fn run<V: View>(
@@ -404,12 +429,18 @@ impl Part {
             replica.handle(Input::Blocks { blocks, source }, &mut env, view, turn)?;
             *effects = start..turn.effects();
         }
+        for (token, through, limit) in job.truncations {
+            replica.handle(Input::Truncate { token, through, limit }, &mut env, view, turn)?;
+        }
         Ok(())
     }
 
     fn fail(self, error: &WriteError, replies: &mut [Option<Reply>]) {
         for index in self.writes {
             set(replies, index, Reply::Written(Err(error.clone())));
+        }
+        for index in self.truncations {
+            set(replies, index, Reply::Truncated(Err(error.clone())));
         }
         for (index, _) in self.deliveries {
             set(replies, index, Reply::Delivered(Err(error.clone())));

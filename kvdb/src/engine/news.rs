@@ -47,6 +47,7 @@ enum Item {
 struct Gathered {
     vv: BTreeMap<ReplicaId, u64>,
     durable: BTreeMap<ReplicaId, u64>,
+    floors: BTreeMap<ReplicaId, u64>,
     progress: Progress,
     sealed_bytes: usize,
 }
@@ -99,9 +100,10 @@ impl Gathering {
         for database in &outcome.opened {
             self.opened(engine, *database);
         }
-        for Advance { database, vv, meta, sealed, .. } in &outcome.advanced {
+        for Advance { database, vv, floors, meta, sealed, .. } in &outcome.advanced {
             let progress = Progress {
                 vv: vv.clone(),
+                floors: floors.clone(),
                 revision: meta.revision,
                 digest: meta.digest,
                 heads_hash: heads_hash(engine, database),
@@ -156,6 +158,7 @@ fn whole_progress<S: Store>(engine: &Engine<S>, database: &DatabaseId) -> Progre
     Progress {
         vv: whole_vv(engine, database).iter().collect(),
         durable: engine.durable(database),
+        floors: engine.replica(database).map(|replica| replica.floors().iter().collect()).unwrap_or_default(),
         revision: meta.revision,
         digest: meta.digest,
         heads_hash: heads_hash(engine, database),
@@ -206,6 +209,7 @@ impl Gathered {
             let entry = self.durable.entry(replica).or_default();
             *entry = (*entry).max(seq);
         }
+        self.floors.extend(progress.floors);
         // A report of durability only carries no figures.
         if progress.revision >= self.progress.revision {
             self.progress.revision = progress.revision;
@@ -224,6 +228,11 @@ impl Gathered {
     }
 
     fn into_progress(self) -> Progress {
-        Progress { vv: self.vv.into_iter().collect(), durable: self.durable.into_iter().collect(), ..self.progress }
+        Progress {
+            vv: self.vv.into_iter().collect(),
+            durable: self.durable.into_iter().collect(),
+            floors: self.floors.into_iter().collect(),
+            ..self.progress
+        }
     }
 }

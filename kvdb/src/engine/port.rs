@@ -53,6 +53,17 @@ pub enum WriteError {
     },
 }
 
+/// How far history was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Truncated {
+    /// Blocks dropped.
+    pub blocks: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The revision up to which nothing is kept now.
+    pub log_floor: u64,
+}
+
 /// What became of blocks handed in from a peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Delivery {
@@ -82,6 +93,8 @@ pub struct Progress {
     /// Version vector entries that are on disk now, as far as they rose since the last look. May lag behind `vv`: a
     /// sync runs beside later commits.
     pub durable: Vec<(ReplicaId, u64)>,
+    /// The floors of history that rose, at their latest.
+    pub floors: Vec<(ReplicaId, u64)>,
     /// Blocks made here since the last look, as far as they fit the budget: for gossip.
     pub sealed: Vec<Block>,
     /// Whether blocks made here did not fit: announce instead.

@@ -60,7 +60,7 @@ pub fn work_bytes(work: &Work) -> usize {
     match work {
         Work::Write { ops, .. } => ops.iter().map(op_bytes).sum(),
         Work::Blocks { blocks, .. } => blocks.iter().map(|block| block.bytes().len()).sum(),
-        Work::Sync | Work::Open(_) | Work::Close(_) => 0,
+        Work::Truncate { .. } | Work::Sync | Work::Open(_) | Work::Close(_) => 0,
     }
 }
 

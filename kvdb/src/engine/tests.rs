@@ -78,7 +78,7 @@ impl View for FaultyView<'_> {
     fn block(&self, dot: &Dot) -> Result<Option<StoredBlock>, MemoryStoreError> {
         self.inner.block(dot)
     }
-    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), MemoryStoreError>> {
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<crdt::LogEntry, MemoryStoreError>> {
         self.inner.log(from)
     }
     fn state(&self) -> Result<ReplicaState, MemoryStoreError> {

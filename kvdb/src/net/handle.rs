@@ -38,6 +38,7 @@ pub struct PeerStatus {
 
 /// One database with one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that vary independently")]
 pub struct DatabaseStatus {
     /// The database.
     pub database: DatabaseId,
@@ -47,6 +48,10 @@ pub struct DatabaseStatus {
     pub feeding: bool,
     /// Bytes of blocks on their way to the peer.
     pub in_flight: u64,
+    /// The peer lacks blocks that are not kept here any more: a snapshot, or another peer, must bring it on.
+    pub needs_snapshot: bool,
+    /// Blocks are lacking here that the peer does not keep any more.
+    pub below_floor: bool,
     /// Both had the same blocks and yet different heads or digests, or two blocks of one name, at least once.
     pub disagrees: bool,
 }

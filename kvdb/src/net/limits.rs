@@ -56,6 +56,8 @@ pub const GOSSIP_FRAME_BYTES: usize = 1 << 20;
 pub const MIN_SYNC_GAP: Duration = Duration::from_millis(500);
 /// Questions that a peer may ask about one database within a second; each may cost a whole version vector.
 pub const MAX_QUESTIONS_PER_SECOND: u32 = 20;
+/// Shortest time between two reads of the whole log for a peer that lacks blocks which are not kept any more.
+pub const BELOW_FLOOR_READ_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest back-off of exchanges that bring nothing; at least this often everything is compared.
 pub const MAX_SYNC_GAP: Duration = Duration::from_secs(600);
 

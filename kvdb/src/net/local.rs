@@ -12,6 +12,7 @@ use crate::engine::port::Progress;
 pub struct Local {
     vv: VersionVector,
     durable: VersionVector,
+    floors: VersionVector,
     revision: u64,
     digest: Digest,
     heads_hash: [u8; 32],
@@ -33,6 +34,9 @@ impl Local {
         }
         for (replica, seq) in &progress.durable {
             self.durable.raise(*replica, *seq);
+        }
+        for (replica, seq) in &progress.floors {
+            self.floors.raise(*replica, *seq);
         }
         // News of a sync alone carry no figures.
         if progress.revision >= self.revision {
@@ -64,6 +68,12 @@ impl Local {
     #[must_use]
     pub fn durable(&self) -> &VersionVector {
         &self.durable
+    }
+
+    /// For each replica the seq up to which no blocks are kept here.
+    #[must_use]
+    pub fn floors(&self) -> &VersionVector {
+        &self.floors
     }
 
     /// The replica in short.

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use crdt::{Block, DatabaseId, Dot, Source, Store, VersionVector, View};
+use crdt::{Block, DatabaseId, Dot, LogEntry, Source, Store, VersionVector, View};
 use thiserror::Error;
 
 use super::sync::ReadFrom;
@@ -62,7 +62,7 @@ impl<S: Store> LogSource for PlainLog<'_, S> {
         let mut chunk = LogChunk { next: from, end: true, blocks: Vec::new() };
         let mut bytes = 0;
         for entry in view.log(from) {
-            let (revision, dot) = entry.map_err(|error| cannot_read(&error))?;
+            let LogEntry { revision, dot, .. } = entry.map_err(|error| cannot_read(&error))?;
             if !skip(&dot) {
                 let missing = || BackendError("a block of the log is missing".to_owned());
                 let block = view.block(&dot).map_err(|error| cannot_read(&error))?.ok_or_else(missing)?.bytes;
@@ -74,6 +74,11 @@ impl<S: Store> LogSource for PlainLog<'_, S> {
                 chunk.blocks.push((revision, dot, block));
             }
             chunk.next = revision + 1;
+        }
+        if chunk.end {
+            // What was dropped is not to be read again.
+            let state = view.state().map_err(|error| cannot_read(&error))?;
+            chunk.next = chunk.next.max(state.meta.revision + 1);
         }
         Ok(chunk)
     }

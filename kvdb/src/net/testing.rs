@@ -51,7 +51,8 @@ impl ToyEngine {
         let state = self.store.view(&id).unwrap().state().unwrap();
         let vv: Vec<_> = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
         let replica = Replica::resume(id, state, self.limits);
-        let progress = Progress { durable: vv.clone(), vv, ..progress(&replica) };
+        let floors = replica.floors().iter().collect();
+        let progress = Progress { durable: vv.clone(), vv, floors, ..progress(&replica) };
         self.replicas.insert(id, replica);
         News::Opened(id, progress)
     }
@@ -89,6 +90,11 @@ impl ToyEngine {
         (delivery, news)
     }
 
+    /// Drops all history up to a revision.
+    pub(crate) fn truncate(&mut self, id: DatabaseId, through: u64) -> Option<News> {
+        self.turn(id, Input::Truncate { token: Token(0), through, limit: usize::MAX }).1
+    }
+
     fn turn(&mut self, id: DatabaseId, input: Input) -> (Vec<Effect>, Option<News>) {
         let replica = self.replicas.get_mut(&id).unwrap();
         let mut random = || {
@@ -100,12 +106,10 @@ impl ToyEngine {
         replica.handle(input, &mut env, &self.store.view(&id).unwrap(), &mut turn).unwrap();
         let step = replica.finish(turn);
         let committed = Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap().pop().unwrap();
-        let vv = committed.vv;
-        let news = (!vv.is_empty()).then(|| {
-            News::Advanced(
-                id,
-                Progress { durable: if self.lazy { Vec::new() } else { vv.clone() }, vv, ..progress(&self.replicas[&id]) },
-            )
+        let (vv, floors) = (committed.vv, committed.floors);
+        let news = (!vv.is_empty() || !floors.is_empty()).then(|| {
+            let durable = if self.lazy { Vec::new() } else { vv.clone() };
+            News::Advanced(id, Progress { vv, durable, floors, ..progress(&self.replicas[&id]) })
         });
         (committed.effects, news)
     }

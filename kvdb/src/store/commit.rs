@@ -28,6 +28,7 @@ pub(super) fn batch<'s>(inner: &Inner, sets: impl Iterator<Item = (&'s WriteSet,
         assembly.blocks(set, numbers.number);
         assembly.state(set, numbers.number);
         assembly.requests(set, numbers.number);
+        assembly.truncation(set, numbers.number);
     }
     assembly.batch
 }
@@ -74,7 +75,7 @@ impl Assembly<'_> {
             self.record.block(*revision, block);
             self.put(blocks);
             self.key.log_key(number, *revision);
-            self.record.log(&dot);
+            self.record.log(&dot, block.bytes().len());
             self.put(log);
         }
     }
@@ -116,6 +117,23 @@ impl Assembly<'_> {
         self.key.meta_key(number);
         self.record.meta(&set.meta);
         self.put(state);
+    }
+
+    fn truncation(&mut self, set: &WriteSet, number: u32) {
+        let (blocks, log, state) =
+            (self.inner.family(Family::Blocks), self.inner.family(Family::Log), self.inner.family(Family::State));
+        // One by one: pieces are small, and many small range tombstones cost every later read.
+        for entry in &set.truncation.entries {
+            self.key.block_key(number, &entry.dot);
+            self.delete(blocks);
+            self.key.log_key(number, entry.revision);
+            self.delete(log);
+        }
+        for (replica, seq) in &set.truncation.floors {
+            self.key.floor_key(number, replica);
+            self.record.floor(*seq);
+            self.put(state);
+        }
     }
 
     fn requests(&mut self, set: &WriteSet, number: u32) {

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use crdt::{
-    Author, Block, BlockHash, Check, Digest, Dot, Expiry, Head, Key, Meta, Projection, ReplicaId, RequestId, RequestRecord, Row,
-    Sibling, Stamp, StoredBlock, VvEntry,
+    Author, Block, BlockHash, Check, Digest, Dot, Expiry, Head, Key, LogEntry, Meta, Projection, ReplicaId, RequestId,
+    RequestRecord, Row, Sibling, Stamp, StoredBlock, VvEntry,
 };
 
 use super::error::{RecordKey, StoreError};
@@ -29,9 +29,9 @@ pub enum Family {
     Values,
     /// Number ‖ dot → block.
     Blocks,
-    /// Number ‖ tag → version vector, heads, figures.
+    /// Number ‖ tag → version vector, heads, floors, figures.
     State,
-    /// Number ‖ revision → dot.
+    /// Number ‖ revision → dot, length.
     Log,
     /// Number ‖ request id → dot, ops, stamp.
     Requests,
@@ -296,8 +296,9 @@ impl Writer {
         self.start(number).u64(revision)
     }
 
-    pub(super) fn log(&mut self, dot: &Dot) -> &mut Self {
-        self.version().dot(dot)
+    pub(super) fn log(&mut self, dot: &Dot, bytes: usize) -> &mut Self {
+        // A block has at most 4 MiB.
+        self.version().dot(dot).u32(u32::try_from(bytes).unwrap_or(u32::MAX))
     }
 }
 
@@ -319,15 +320,15 @@ pub(super) fn read_block(bytes: &[u8]) -> Result<BlockHeader<'_>, Malformed> {
     Ok(BlockHeader { revision: reader.u64()?, hash: BlockHash(reader.array()?), bytes: reader.rest() })
 }
 
-pub(super) fn read_log(key: &[u8], record: &[u8]) -> Result<(u64, Dot), Malformed> {
+pub(super) fn read_log(key: &[u8], record: &[u8]) -> Result<LogEntry, Malformed> {
     let mut key = Reader::key(key);
     key.u32()?;
     let revision = key.u64()?;
     key.end()?;
     let mut reader = Reader::record(record)?;
-    let dot = reader.dot()?;
+    let (dot, bytes) = (reader.dot()?, reader.u32()?);
     reader.end()?;
-    Ok((revision, dot))
+    Ok(LogEntry { revision, dot, bytes })
 }
 
 // State.
@@ -336,6 +337,7 @@ const META: u8 = 1;
 const HEADS: u8 = 2;
 const HEAD: u8 = 3;
 const VV: u8 = 4;
+const FLOOR: u8 = 5;
 
 /// One record of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -344,6 +346,7 @@ pub(super) enum StateRecord {
     Heads(Vec<(Dot, Head)>),
     Head(Dot, Head),
     Vv(ReplicaId, VvEntry),
+    Floor(ReplicaId, u64),
 }
 
 impl Writer {
@@ -352,7 +355,8 @@ impl Writer {
     }
 
     pub(super) fn meta(&mut self, meta: &Meta) -> &mut Self {
-        self.version().u64(meta.clock.0).put(&meta.digest.0.to_be_bytes()).u64(meta.revision).u64(meta.keys)
+        self.version().u64(meta.clock.0).put(&meta.digest.0.to_be_bytes());
+        self.u64(meta.revision).u64(meta.keys).u64(meta.log_floor).u64(meta.history_bytes)
     }
 
     pub(super) fn heads_key(&mut self, number: u32) -> &mut Self {
@@ -382,6 +386,14 @@ impl Writer {
     pub(super) fn vv(&mut self, entry: &VvEntry) -> &mut Self {
         self.version().u64(entry.seq).put(&entry.author.public_key).u64(entry.author.nonce)
     }
+
+    pub(super) fn floor_key(&mut self, number: u32, replica: &ReplicaId) -> &mut Self {
+        self.start(number).put(&[FLOOR]).put(&replica.0)
+    }
+
+    pub(super) fn floor(&mut self, seq: u64) -> &mut Self {
+        self.version().u64(seq)
+    }
 }
 
 pub(super) fn read_state(key: &[u8], record: &[u8]) -> Result<StateRecord, Malformed> {
@@ -395,6 +407,8 @@ pub(super) fn read_state(key: &[u8], record: &[u8]) -> Result<StateRecord, Malfo
             digest: Digest(reader.u128()?),
             revision: reader.u64()?,
             keys: reader.u64()?,
+            log_floor: reader.u64()?,
+            history_bytes: reader.u64()?,
         }),
         HEADS => {
             let mut heads = Vec::new();
@@ -410,6 +424,7 @@ pub(super) fn read_state(key: &[u8], record: &[u8]) -> Result<StateRecord, Malfo
             let author = Author { public_key: reader.array()?, nonce: reader.u64()? };
             StateRecord::Vv(replica, VvEntry { seq, author })
         }
+        FLOOR => StateRecord::Floor(ReplicaId(key.array()?), reader.u64()?),
         _ => return Err(Malformed("its tag is not known")),
     };
     key.end()?;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use crdt::{
-    Author, BlockHash, Check, Digest, Dot, Expiry, Head, Key, Meta, Projection, ReplicaId, RequestId, RequestRecord, Row,
-    Sibling, Stamp, VvEntry,
+    Author, BlockHash, Check, Digest, Dot, Expiry, Head, Key, LogEntry, Meta, Projection, ReplicaId, RequestId, RequestRecord,
+    Row, Sibling, Stamp, VvEntry,
 };
 
 use super::*;
@@ -121,9 +121,9 @@ fn blocks_and_log() {
 
     let log_key = writer.log_key(7, 3).bytes().to_vec();
     assert_eq!(hex(&log_key), "000000070000000000000003");
-    let record = writer.log(&dot(5)).bytes().to_vec();
-    assert_eq!(hex(&record), format!("01{REPLICA}0000000000000005"));
-    assert_eq!(read_log(&log_key, &record), Ok((3, dot(5))));
+    let record = writer.log(&dot(5), 0x0a0b).bytes().to_vec();
+    assert_eq!(hex(&record), format!("01{REPLICA}000000000000000500000a0b"));
+    assert_eq!(read_log(&log_key, &record), Ok(LogEntry { revision: 3, dot: dot(5), bytes: 0x0a0b }));
     lengths_are_checked(&record, |bytes| read_log(&log_key, bytes));
     assert!(read_log(&log_key[1..], &record).is_err());
 }
@@ -131,13 +131,15 @@ fn blocks_and_log() {
 #[test]
 fn state() {
     let mut writer = Writer::default();
-    let meta = Meta { clock: Stamp(1), digest: Digest(2), revision: 3, keys: 4 };
+    let meta = Meta { clock: Stamp(1), digest: Digest(2), revision: 3, keys: 4, log_floor: 5, history_bytes: 6 };
     let entry = VvEntry { seq: 5, author: Author { public_key: [0xbb; 32], nonce: 6 } };
     let heads = vec![(dot(5), head()), (dot(6), head())];
     let packed = format!("{REPLICA}0000000000000005{HASH}0000000000000009{REPLICA}0000000000000006{HASH}0000000000000009");
     let single = format!("{HASH}0000000000000009");
     let vv = format!("0000000000000005{HASH}0000000000000006");
-    let figures = "0000000000000001000000000000000000000000000000020000000000000003 0000000000000004".replace(' ', "");
+    let figures =
+        "0000000000000001000000000000000000000000000000020000000000000003 0000000000000004 0000000000000005 0000000000000006"
+            .replace(' ', "");
     let cases = [
         (
             writer.meta_key(7).bytes().to_vec(),
@@ -166,6 +168,13 @@ fn state() {
             format!("04{REPLICA}"),
             vv,
             StateRecord::Vv(dot(5).replica, entry),
+        ),
+        (
+            writer.floor_key(7, &dot(5).replica).bytes().to_vec(),
+            writer.floor(8).bytes().to_vec(),
+            format!("05{REPLICA}"),
+            "0000000000000008".to_owned(),
+            StateRecord::Floor(dot(5).replica, 8),
         ),
     ];
     for (key, record, golden_key, golden, expected) in cases {

@@ -170,10 +170,10 @@ impl RocksStore {
         self.view(database)?.read_log(from, max_bytes, skip)
     }
 
-    /// The log revision at which a block was merged; `None` when it is not kept here.
+    /// The log revision at which a block was merged; `None` when it is not merged, or dropped with its history.
     ///
     /// # Errors
-    /// When the database is not in this store, or the store cannot read.
+    /// When the database is not in this store, the store cannot read, or the block is missing although nobody dropped it.
     pub fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, StoreError> {
         self.view(database)?.revision_of(dot)
     }

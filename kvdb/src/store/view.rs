@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use crdt::{
-    BlockHash, Dot, Heads, Key, KeyRange, Order, Projection, ReplicaState, RequestId, RequestRecord, Row, StoredBlock, View,
+    BlockHash, Dot, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId, RequestRecord,
+    Row, StoredBlock, View,
 };
 
 use super::catalog::Numbers;
@@ -41,22 +42,59 @@ impl<'a> RocksView<'a> {
         self.inner.get_at(self.snapshot.as_ref(), family, buffer.bytes(), decode)
     }
 
-    /// The log revision at which a block that is still kept was merged.
+    /// The log revision at which a block that is still kept was merged. `None` when it is not merged, or at or below the
+    /// floor; a merged block that is missing above it is damage.
     pub(super) fn revision_of(&self, dot: &Dot) -> Result<Option<u64>, StoreError> {
         let key = |key: &mut Writer| _ = key.block_key(self.numbers.number, dot);
-        self.get(Family::Blocks, key, |bytes| layout::read_block(bytes).map(|block| block.revision))
+        let found = self.get(Family::Blocks, key, |bytes| layout::read_block(bytes).map(|block| block.revision))?;
+        // In this order: whoever drops a block raises the floor in the same batch.
+        if found.is_none() && self.merged(&dot.replica)? >= dot.seq && self.floor(&dot.replica)? < dot.seq {
+            return Err(self.missing(dot));
+        }
+        Ok(found)
+    }
+
+    fn missing(&self, dot: &Dot) -> StoreError {
+        let mut key = Writer::with_capacity(KEY_CAPACITY);
+        Malformed("a merged block is missing").at(Family::Blocks, key.block_key(self.numbers.number, dot).bytes())
+    }
+
+    /// The highest merged seq of a replica.
+    fn merged(&self, replica: &ReplicaId) -> Result<u64, StoreError> {
+        let record = self.state_record(|key| _ = key.vv_key(self.numbers.number, replica))?;
+        Ok(record.map_or(0, |record| if let StateRecord::Vv(_, entry) = record { entry.seq } else { 0 }))
+    }
+
+    /// The seq of a replica up to which no blocks are kept.
+    fn floor(&self, replica: &ReplicaId) -> Result<u64, StoreError> {
+        let record = self.state_record(|key| _ = key.floor_key(self.numbers.number, replica))?;
+        Ok(record.map_or(0, |record| if let StateRecord::Floor(_, seq) = record { seq } else { 0 }))
+    }
+
+    fn meta(&self) -> Result<Meta, StoreError> {
+        let record = self.state_record(|key| _ = key.meta_key(self.numbers.number))?;
+        Ok(record.map_or_else(Meta::default, |record| if let StateRecord::Meta(meta) = record { meta } else { Meta::default() }))
+    }
+
+    fn state_record(&self, write_key: impl FnOnce(&mut Writer)) -> Result<Option<StateRecord>, StoreError> {
+        let mut key = Writer::with_capacity(KEY_CAPACITY);
+        write_key(&mut key);
+        let decode = |record: &[u8]| layout::read_state(key.bytes(), record);
+        self.inner.get_at(self.snapshot.as_ref(), Family::State, key.bytes(), decode)
     }
 
     /// Blocks in log order from a revision on, without those that `skip` names, until `max_bytes` are reached.
     pub(super) fn read_log(&self, from: u64, max_bytes: usize, skip: &dyn Fn(&Dot) -> bool) -> Result<LogChunk, StoreError> {
         let mut chunk = LogChunk { blocks: Vec::new(), next: from, end: false };
         let mut bytes = 0;
+        let last = self.meta()?.revision;
         let log = self.log(from);
         // Begun after the log, so that in a live view every block of the log is there.
         let mut blocks = self.inner.seeker(self.snapshot.as_ref(), Family::Blocks, layout::number_range(self.numbers.number));
         let mut key = Writer::with_capacity(KEY_CAPACITY);
         for entry in log {
-            let (revision, dot) = entry?;
+            let LogEntry { revision, dot, .. } = entry?;
+            self.check_gap(chunk.next, revision)?;
             if !skip(&dot) {
                 key.block_key(self.numbers.number, &dot);
                 let found = blocks.get(key.bytes(), |record| {
@@ -65,7 +103,9 @@ impl<'a> RocksView<'a> {
                     Ok(fits.then(|| Bytes::copy_from_slice(block)))
                 })?;
                 match found {
-                    None => return Err(Malformed("a block of the log is missing").at(Family::Blocks, key.bytes())),
+                    // Dropped since the log was read.
+                    None if self.floor(&dot.replica)? >= dot.seq => {}
+                    None => return Err(self.missing(&dot)),
                     Some(None) => return Ok(chunk),
                     Some(Some(block)) => {
                         bytes += block.len();
@@ -75,8 +115,22 @@ impl<'a> RocksView<'a> {
             }
             chunk.next = revision + 1;
         }
+        self.check_gap(chunk.next, last + 1)?;
+        // What was dropped meanwhile is not to be read again.
+        chunk.next = chunk.next.max(last + 1);
         chunk.end = true;
         Ok(chunk)
+    }
+
+    /// The log has no entry from one revision to before the other: that is damage, unless they were dropped.
+    fn check_gap(&self, from: u64, to: u64) -> Result<(), StoreError> {
+        if from.max(1) < to && self.meta()?.log_floor + 1 < to {
+            let mut key = Writer::with_capacity(KEY_CAPACITY);
+            return Err(
+                Malformed("an entry of the log is missing").at(Family::Log, key.log_key(self.numbers.number, from).bytes())
+            );
+        }
+        Ok(())
     }
 }
 
@@ -117,10 +171,16 @@ impl View for RocksView<'_> {
         self.get(Family::Blocks, key, |bytes| layout::read_block(bytes).map(|block| block.to_stored()))
     }
 
-    fn log(&self, from: u64) -> impl Iterator<Item = Result<(u64, Dot), StoreError>> {
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<LogEntry, StoreError>> {
+        // Not from below the floor: the cursor would wade through what was deleted there.
+        let (from, failed) = match self.meta() {
+            Ok(meta) => (from.max(meta.log_floor.saturating_add(1)), None),
+            Err(error) => (u64::MAX, Some(Err(error))),
+        };
         let mut range = layout::number_range(self.numbers.number);
         range.start.extend_from_slice(&from.to_be_bytes());
-        self.inner.scan_at(self.snapshot.as_ref(), Family::Log, range, Order::Ascending, layout::read_log)
+        let entries = self.inner.scan_at(self.snapshot.as_ref(), Family::Log, range, Order::Ascending, layout::read_log);
+        failed.into_iter().chain(entries)
     }
 
     fn state(&self) -> Result<ReplicaState, StoreError> {
@@ -136,6 +196,7 @@ impl View for RocksView<'_> {
                 StateRecord::Vv(replica, entry) => {
                     state.vv.insert(replica, entry);
                 }
+                StateRecord::Floor(replica, seq) => state.floors.raise(replica, seq),
             }
         }
         state.heads = heads.into_iter().collect::<Heads>();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crdt::{Block, Key, Prefix, View, WallTime};
+use crdt::{Block, Key, LogEntry, Prefix, View, WallTime};
 
 use super::{Position, Recent, WatchChange, WatchEvent, WatchPut, WatchToken};
 use crate::error::{ReadError, read_error};
@@ -45,14 +45,15 @@ impl Watcher {
     pub fn can_resume<V: View>(token: &WatchToken, latest: Position, view: &V) -> Result<bool, ReadError> {
         let mut log = view.log(token.revision);
         if let Some(dot) = token.dot
-            && log.next().transpose().map_err(|error| read_error(&error))? != Some((token.revision, dot))
+            && log.next().transpose().map_err(|error| read_error(&error))?.map(|entry| (entry.revision, entry.dot))
+                != Some((token.revision, dot))
         {
             return Ok(false);
         }
         match log.next().transpose().map_err(|error| read_error(&error))? {
             None => Ok(token.revision >= latest.revision),
             // Later gaps are found when the watch comes to them, and told by a reset.
-            Some((revision, dot)) => {
+            Some(LogEntry { revision, dot, .. }) => {
                 let kept = view.block_hash(&dot).map_err(|error| read_error(&error))?;
                 Ok(revision == token.revision + 1 && kept.is_some())
             }
@@ -153,7 +154,7 @@ impl Watcher {
         let mut bytes = 0;
         self.to = self.at;
         for entry in view.log(self.at.revision + 1) {
-            let (revision, dot) = entry.map_err(|error| read_error(&error))?;
+            let LogEntry { revision, dot, .. } = entry.map_err(|error| read_error(&error))?;
             if revision != self.to.revision + 1 {
                 return Ok(false);
             }

@@ -122,7 +122,7 @@ impl Database {
             return Ok(at);
         }
         let entry = self.with_view(|view| view.log(at.revision).next().transpose().map_err(|error| read_error(&error)))?;
-        Ok(Position { dot: entry.filter(|(revision, _)| *revision == at.revision).map(|(_, dot)| dot), ..at })
+        Ok(Position { dot: entry.filter(|entry| entry.revision == at.revision).map(|entry| entry.dot), ..at })
     }
 }
 

@@ -90,7 +90,7 @@ impl Node {
     fn position(&self) -> Position {
         let view = self.engine.store().view(&id()).unwrap();
         let latest = self.recent.latest();
-        let dot = view.log(latest.revision).next().map(|entry| entry.unwrap().1);
+        let dot = view.log(latest.revision).next().map(|entry| entry.unwrap().dot);
         Position { dot, ..latest }
     }
 

@@ -149,6 +149,8 @@ impl<R> NetMachine<R> {
                     synced: status.synced,
                     feeding: status.live,
                     in_flight: status.in_flight,
+                    needs_snapshot: status.needs_snapshot,
+                    below_floor: status.below_floor,
                     disagrees: self.disagreements.contains(&(*peer, database)),
                 })
                 .collect(),

@@ -84,6 +84,14 @@ impl<R> NetMachine<R> {
             }
             Report::Disagreement(peer, database) => self.disagreement(peer, database, Vec::new()),
             Report::TwoBlocks(peer, database, dots) => self.disagreement(peer, database, dots),
+            Report::NeedsSnapshot(peer, database) => {
+                self.count("sync_peers_below_floor");
+                tracing::warn!(%peer, %database, "the peer lacks history that is not kept here any more");
+            }
+            Report::BelowFloor(peer, database) => {
+                self.count("sync_below_floor");
+                tracing::warn!(%peer, %database, "blocks are lacking here that the peer does not keep any more");
+            }
             Report::Dropped(peer, database) => {
                 self.count("sync_dropped");
                 tracing::warn!(%peer, %database, "the peer says that this database was dropped");

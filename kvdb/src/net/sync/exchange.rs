@@ -7,7 +7,7 @@ use super::{
 use crate::net::limits::{
     MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_QUESTIONS_PER_SECOND, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET,
 };
-use crate::net::wire::{HaveKind, Summary};
+use crate::net::wire::{HaveEntry, HaveKind, Summary};
 use crdt::mutation::{Mutation, active};
 
 impl SyncMachine {
@@ -86,7 +86,8 @@ impl SyncMachine {
         session.settled = true;
         session.round = false;
         session.due = None;
-        session.learn(local.vv().clone(), local);
+        session.learn(local.vv().clone(), local, self.now);
+        session.below = false;
         self.set_timer(id, self.now + MAX_SYNC_GAP);
         if ours != theirs && !active(Mutation::EqualVvIsSynced) {
             self.report(Report::Disagreement(peer, database));
@@ -103,7 +104,8 @@ impl SyncMachine {
             return;
         }
         let (peer, database) = (session.peer, session.database);
-        let all: Vec<(ReplicaId, u64)> = local.vv().iter().collect();
+        let entry = |(replica, seq)| HaveEntry { replica, seq, floor: local.floors().get(&replica).min(seq) };
+        let all: Vec<HaveEntry> = local.vv().iter().map(entry).collect();
         let parts = all.len().div_ceil(MAX_FRAME_ENTRIES).max(1);
         for part in 0..parts {
             let entries = all.iter().skip(part * MAX_FRAME_ENTRIES).take(MAX_FRAME_ENTRIES).copied().collect();
@@ -111,10 +113,12 @@ impl SyncMachine {
         }
     }
 
-    pub(super) fn have_list(&mut self, id: SessionId, entries: Vec<(ReplicaId, u64)>, last: bool) {
+    pub(super) fn have_list(&mut self, id: SessionId, entries: Vec<HaveEntry>, last: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        for (replica, seq) in entries {
+        let Some(local) = self.locals.get(&session.database) else { return };
+        for HaveEntry { replica, seq, floor } in entries {
             session.incoming.raise(replica, seq);
+            session.incoming_below |= local.vv().get(&replica) < floor;
         }
         let (peer, count) = (session.peer, session.incoming.len());
         if count > MAX_HAVE_ENTRIES {
@@ -125,11 +129,20 @@ impl SyncMachine {
         if !last {
             return;
         }
-        let Some(local) = self.locals.get(&session.database) else { return };
         let theirs = std::mem::take(&mut session.incoming);
         session.settled = local.vv().dominates(&theirs);
-        session.learn(theirs, local);
+        let (peer_below, below) = (session.peer_below, session.below);
+        session.learn(theirs, local, self.now);
+        session.below = std::mem::take(&mut session.incoming_below);
         session.round |= !session.caught_up;
+        let database = session.database;
+        let (peer_below, below) = (session.peer_below && !peer_below, session.below && !below);
+        if peer_below {
+            self.report(Report::NeedsSnapshot(peer, database));
+        }
+        if below {
+            self.report(Report::BelowFloor(peer, database));
+        }
         // The peer asked with a replica that equalled ours then and differs from it now: it needs our list as well.
         self.send_list(id);
         self.make_ready(id);
@@ -198,6 +211,18 @@ impl SyncMachine {
             session.gap = MIN_SYNC_GAP;
             session.due = None;
             self.ask_later(id, self.now + MIN_SYNC_GAP);
+        }
+    }
+
+    /// History was dropped here: a peer that lacks some of it must know.
+    pub(super) fn floors_rose(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(local) = self.locals.get(&session.database) else { return };
+        if session.known && !session.peer_below && !session.assumed.dominates(local.floors()) {
+            session.peer_below = true;
+            let (peer, database) = (session.peer, session.database);
+            self.report(Report::NeedsSnapshot(peer, database));
+            self.ask_later(id, self.now);
         }
     }
 

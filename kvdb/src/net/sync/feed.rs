@@ -41,7 +41,7 @@ impl SyncMachine {
         let mut frame_bytes = 0;
         while let Some((dot, bytes)) = session.stash.front() {
             let (dot, len) = (*dot, bytes.len());
-            if session.assumed.covers(&dot) {
+            if session.assumed.covers(&dot) || !session.may_merge(&dot, bytes) {
                 session.stash.pop_front();
                 continue;
             }
@@ -70,7 +70,7 @@ impl SyncMachine {
             session.reading = true;
             let from = match session.cursor {
                 Cursor::At(revision) => ReadFrom::Revision(revision),
-                Cursor::FirstMissing => first_missing(self.locals.get(&database), &session.assumed),
+                Cursor::FirstMissing => read_from(self.locals.get(&database), &session.assumed),
             };
             let max_bytes = usize::try_from(session.credit - session.in_flight_bytes).unwrap_or(usize::MAX);
             let skip = session.assumed.clone();
@@ -199,12 +199,17 @@ impl SyncMachine {
     }
 }
 
-/// The first block that is missing of each writer: the lowest of their revisions is where to begin.
-fn first_missing(local: Option<&Local>, theirs: &VersionVector) -> ReadFrom {
-    let entries = local.into_iter().flat_map(|local| local.vv().iter());
-    let first = if active(Mutation::MissingSkipped) { 2 } else { 1 };
-    let behind = entries.filter(|(replica, seq)| theirs.get(replica) < *seq);
-    let dots: Vec<Dot> =
-        behind.map(|(replica, _)| Dot { replica, seq: theirs.get(&replica) + first }).take(MAX_START_LOOKUPS + 1).collect();
+/// The first block that is missing of each writer, but for those whose next block is not kept any more.
+pub(super) fn first_missing<'a>(local: &'a Local, theirs: &'a VersionVector) -> impl Iterator<Item = Dot> + 'a {
+    let next = if active(Mutation::MissingSkipped) { 2 } else { 1 };
+    let has = local.vv().iter().map(|(replica, seq)| (replica, seq, theirs.get(&replica)));
+    let behind = has.filter(|(replica, seq, theirs)| theirs < seq && local.floors().get(replica) <= *theirs);
+    behind.map(move |(replica, _, theirs)| Dot { replica, seq: theirs + next })
+}
+
+/// The lowest revision of what is missing is where to begin.
+fn read_from(local: Option<&Local>, theirs: &VersionVector) -> ReadFrom {
+    let missing = local.into_iter().flat_map(|local| first_missing(local, theirs));
+    let dots: Vec<Dot> = missing.take(MAX_START_LOOKUPS + 1).collect();
     if theirs.is_empty() || dots.len() > MAX_START_LOOKUPS { ReadFrom::Revision(1) } else { ReadFrom::Lowest(dots) }
 }

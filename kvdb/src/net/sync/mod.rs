@@ -189,12 +189,17 @@ pub enum Report {
     Disagreement(PeerId, DatabaseId),
     /// Two blocks bear one of these names.
     TwoBlocks(PeerId, DatabaseId, Vec<Dot>),
+    /// The peer lacks blocks that are not kept here any more: a snapshot, or another peer, must bring it on.
+    NeedsSnapshot(PeerId, DatabaseId),
+    /// Blocks are lacking here that the peer does not keep any more: a snapshot, or another peer, must bring them.
+    BelowFloor(PeerId, DatabaseId),
     /// The peer says that the database was dropped.
     Dropped(PeerId, DatabaseId),
 }
 
 /// How far a session has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that vary independently")]
 pub struct SessionStatus {
     /// The last comparison found both equal, or nothing lacking here.
     pub synced: bool,
@@ -202,6 +207,10 @@ pub struct SessionStatus {
     pub live: bool,
     /// Bytes of blocks on their way to the peer.
     pub in_flight: u64,
+    /// The peer lacks blocks that are not kept here any more.
+    pub needs_snapshot: bool,
+    /// Blocks are lacking here that the peer does not keep any more.
+    pub below_floor: bool,
 }
 
 /// The sync state machine of one node.
@@ -318,6 +327,9 @@ impl SyncMachine {
         local.advance(progress);
         let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
         for id in sessions {
+            if !progress.floors.is_empty() {
+                self.floors_rose(id);
+            }
             self.feed_advanced(id, &progress.vv);
             self.send_durable(id, &durable);
         }

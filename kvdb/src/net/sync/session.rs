@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use super::feed::first_missing;
 use super::*;
-use crate::net::limits::MIN_SYNC_GAP;
+use crate::net::limits::{BELOW_FLOOR_READ_INTERVAL, MIN_SYNC_GAP};
 
 /// Where the log is read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,10 @@ pub(super) struct Session {
     pub(super) discard: bool,
     /// Nothing is left to read.
     pub(super) caught_up: bool,
+    /// The peer lacks blocks that are not kept here any more: of the others only what it can merge all the same goes out.
+    pub(super) peer_below: bool,
+    /// When the log was last read from the first block that such a peer lacks.
+    pub(super) below_read_at: Option<Moment>,
     /// New blocks go out at once.
     pub(super) live: bool,
     /// A comparison found that the peer lacks something: to be sent, and then compared again.
@@ -68,6 +73,10 @@ pub(super) struct Session {
     pub(super) list_sent: bool,
     /// The peer's list, as far as it has come.
     pub(super) incoming: VersionVector,
+    /// By that list, blocks are lacking here that the peer does not keep any more.
+    pub(super) incoming_below: bool,
+    /// By the last comparison, blocks are lacking here that the peer does not keep any more.
+    pub(super) below: bool,
     /// Version vector hashes, ours and theirs, at the last comparison.
     pub(super) compared: Option<([u8; 32], [u8; 32])>,
     pub(super) gap: std::time::Duration,
@@ -105,12 +114,16 @@ impl Session {
             reading: false,
             discard: false,
             caught_up: false,
+            peer_below: false,
+            below_read_at: None,
             live: false,
             round: false,
             asked: 0,
             questions: (Moment::ZERO, 0),
             list_sent: false,
             incoming: VersionVector::default(),
+            incoming_below: false,
+            below: false,
             compared: None,
             gap: MIN_SYNC_GAP,
             asked_at: None,
@@ -123,7 +136,13 @@ impl Session {
     }
 
     pub(super) fn status(&self) -> SessionStatus {
-        SessionStatus { synced: self.settled, live: self.live && self.known, in_flight: self.in_flight_bytes }
+        SessionStatus {
+            synced: self.settled,
+            live: self.live && self.known,
+            in_flight: self.in_flight_bytes,
+            needs_snapshot: self.peer_below,
+            below_floor: self.below,
+        }
     }
 
     /// Everything for the peer has gone out and was taken.
@@ -148,7 +167,7 @@ impl Session {
     }
 
     /// Takes the peer's own word for what it covers; of what was assumed only what is really on its way stays.
-    pub(super) fn learn(&mut self, theirs: VersionVector, local: &Local) {
+    pub(super) fn learn(&mut self, theirs: VersionVector, local: &Local, now: Moment) {
         let before = std::mem::replace(&mut self.assumed, theirs);
         if active(Mutation::SentIsMerged) {
             before.iter().for_each(|(replica, seq)| self.assumed.raise(replica, seq));
@@ -161,7 +180,28 @@ impl Session {
         self.known = true;
         self.stash.clear();
         self.discard = self.reading;
-        self.caught_up = self.assumed.dominates(local.vv());
+        self.peer_below = !self.assumed.dominates(local.floors());
+        self.caught_up = self.assumed.dominates(local.vv()) || (self.peer_below && !self.worth_reading(local, now));
         self.cursor = if self.caught_up { Cursor::At(local.revision() + 1) } else { Cursor::FirstMissing };
+    }
+
+    /// Whether the log may hold something for a peer below our floor: it lacks blocks of other writers as well, and the log
+    /// was not read for it a moment ago.
+    fn worth_reading(&mut self, local: &Local, now: Moment) -> bool {
+        let recent = self.below_read_at.is_some_and(|at| now < at + BELOW_FLOOR_READ_INTERVAL);
+        let worth = !recent && first_missing(local, &self.assumed).next().is_some();
+        if worth {
+            self.below_read_at = Some(now);
+        }
+        worth
+    }
+
+    /// Whether the peer could merge this block now: below our floor not everything that follows in the log.
+    pub(super) fn may_merge(&self, dot: &Dot, bytes: &Bytes) -> bool {
+        if !self.peer_below {
+            return true;
+        }
+        let follows = self.assumed.get(&dot.replica) + 1 == dot.seq;
+        follows && Block::from_store(bytes.clone()).is_ok_and(|block| block.builds_on().all(|on| self.assumed.covers(&on)))
     }
 }

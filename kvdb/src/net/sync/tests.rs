@@ -1,3 +1,4 @@
+mod floors;
 mod hostile;
 
 use std::collections::VecDeque;
@@ -9,7 +10,7 @@ use quickcheck::quickcheck;
 use super::*;
 use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
 use crate::net::testing::{ToyEngine, database};
-use crate::net::wire::{Hello, Summary};
+use crate::net::wire::{HaveEntry, Hello, Summary};
 
 fn peer(n: u8) -> PeerId {
     let mut seed = [n; 32];
@@ -110,6 +111,7 @@ impl World {
                     self.nodes[n].jobs.push(Job::Deliver(session, database, peer, blocks, bytes));
                 }
                 Output::ReadLog { session, database, from, max_bytes, skip } => {
+                    *self.nodes[n].sent.entry("read").or_default() += 1;
                     self.nodes[n].jobs.push(Job::Read(session, database, from, max_bytes, skip));
                 }
                 Output::Disconnect(peer, reason) => self.nodes[n].cut.push((peer, reason)),
@@ -130,6 +132,28 @@ impl World {
     fn put(&mut self, n: usize, db: DatabaseId, key: &str, len: usize) {
         let (_, news) = self.nodes[n].engine.put(db, key, &vec![7; len]);
         self.news(n, news);
+    }
+
+    fn truncate(&mut self, n: usize, db: DatabaseId, through: u64) {
+        if let Some(news) = self.nodes[n].engine.truncate(db, through) {
+            self.news(n, news);
+        }
+    }
+
+    /// Lets time pass, and whatever happens in it.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            while self.step() {}
+            match self.nodes.iter().filter_map(|node| node.machine.wake()).min() {
+                Some(at) if at < end => {
+                    self.now = at.max(self.now);
+                    (0..self.nodes.len()).for_each(|n| self.input(n, Input::Tick));
+                }
+                _ => break,
+            }
+        }
+        self.now = end;
     }
 
     fn connect(&mut self, a: usize, b: usize) {

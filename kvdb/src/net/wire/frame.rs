@@ -8,7 +8,7 @@ use crdt::limits::MAX_BLOCK_BYTES;
 use crdt::{DatabaseId, Digest, ReplicaId};
 
 use super::{WireError, database, digest, entries, flag, items, open, write_entries};
-use crate::net::limits::{MAX_ERROR_TEXT_BYTES, MAX_FRAME_BLOCKS, MAX_FRAME_BYTES};
+use crate::net::limits::{MAX_ERROR_TEXT_BYTES, MAX_FRAME_BLOCKS, MAX_FRAME_BYTES, MAX_FRAME_ENTRIES};
 
 /// The version of the sync protocol that this node speaks.
 pub const PROTOCOL_VERSION: u64 = 1;
@@ -56,6 +56,17 @@ pub struct Summary {
     pub heads_hash: [u8; 32],
     /// The state digest.
     pub digest: Digest,
+}
+
+/// One replica in a list: how far its blocks are merged, and up to where they are not kept any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HaveEntry {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// The highest merged seq.
+    pub seq: u64,
+    /// The seq up to which the sender keeps no blocks; 0 when it keeps all.
+    pub floor: u64,
 }
 
 /// What an error frame says.
@@ -114,7 +125,7 @@ pub enum Frame {
         /// The database.
         database: DatabaseId,
         /// Entries, ascending.
-        entries: Vec<(ReplicaId, u64)>,
+        entries: Vec<HaveEntry>,
         /// Whether this is the last part.
         last: bool,
     },
@@ -188,7 +199,10 @@ impl Frame {
             }
             Self::HaveList { database, entries, last } => {
                 writer.array(4).uint(HAVE_LIST).bytes(&database.0);
-                write_entries(&mut writer, entries);
+                writer.array(entries.len() * 3);
+                for HaveEntry { replica, seq, floor } in entries {
+                    writer.bytes(&replica.0).uint(*seq).uint(*floor);
+                }
                 writer.uint(u64::from(*last));
             }
             Self::Blocks { database, blocks } => {
@@ -231,7 +245,7 @@ impl Frame {
             HAVE => read_have(&mut reader, count)?,
             HAVE_LIST => {
                 items(count, 4)?;
-                let (database, entries) = (database(&mut reader)?, entries(&mut reader)?);
+                let (database, entries) = (database(&mut reader)?, read_have_entries(&mut reader)?);
                 Self::HaveList { database, entries, last: flag(&mut reader, "a last flag")? }
             }
             BLOCKS => read_blocks(&mut reader, count)?,
@@ -257,7 +271,8 @@ impl Frame {
     pub fn size_hint(&self) -> usize {
         160 + match self {
             Self::Blocks { blocks, .. } => blocks.iter().map(|block| block.len() + 5).sum(),
-            Self::HaveList { entries, .. } | Self::Ack { durable: entries, .. } => entries.len() * 26,
+            Self::HaveList { entries, .. } => entries.len() * 35,
+            Self::Ack { durable, .. } => durable.len() * 26,
             Self::Error { text, .. } => text.len(),
             _ => 0,
         }
@@ -282,6 +297,24 @@ fn read_have(reader: &mut Reader, count: usize) -> Result<Frame, WireError> {
     let heads_hash = reader.bytes_of("a heads hash")?;
     let digest = digest(reader)?;
     Ok(Frame::Have { database, kind, summary: Summary { vv_hash, count, heads_hash, digest } })
+}
+
+/// `[replica, seq, floor, …]`, ascending, no seq 0, no floor above its seq.
+fn read_have_entries(reader: &mut Reader) -> Result<Vec<HaveEntry>, WireError> {
+    let items = reader.array("entries", 3 * MAX_FRAME_ENTRIES)?;
+    if items % 3 != 0 {
+        return Err(WireError::Value { what: "the number of entries" });
+    }
+    let mut entries: Vec<HaveEntry> = Vec::with_capacity(items / 3);
+    for _ in 0..items / 3 {
+        let replica = ReplicaId(reader.bytes_of("a replica")?);
+        let (seq, floor) = (reader.uint("a seq")?, reader.uint("a floor")?);
+        if seq == 0 || floor > seq || entries.last().is_some_and(|last| last.replica >= replica) {
+            return Err(WireError::Value { what: "an entry" });
+        }
+        entries.push(HaveEntry { replica, seq, floor });
+    }
+    Ok(entries)
 }
 
 fn read_blocks(reader: &mut Reader, count: usize) -> Result<Frame, WireError> {

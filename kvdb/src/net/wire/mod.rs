@@ -8,7 +8,7 @@ use crdt::codec::cbor::{CborError, Reader, Writer};
 use crdt::{DatabaseId, Digest, ReplicaId};
 use thiserror::Error;
 
-pub use frame::{ErrorCode, Frame, HaveKind, Hello, PROTOCOL_VERSION, Summary, frame_len, header};
+pub use frame::{ErrorCode, Frame, HaveEntry, HaveKind, Hello, PROTOCOL_VERSION, Summary, frame_len, header};
 pub use message::{Announce, Message};
 
 use super::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES};

@@ -12,6 +12,10 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
+fn entry(replica: u8, seq: u64, floor: u64) -> HaveEntry {
+    HaveEntry { replica: ReplicaId([replica; 16]), seq, floor }
+}
+
 fn frames() -> Vec<Frame> {
     let database = DatabaseId([0xdb; 32]);
     let entries = vec![(ReplicaId([1; 16]), 1), (ReplicaId([2; 16]), 300)];
@@ -21,7 +25,7 @@ fn frames() -> Vec<Frame> {
         Frame::Open(database),
         Frame::Close(database),
         Frame::Have { database, kind: HaveKind::Question, summary },
-        Frame::HaveList { database, entries: entries.clone(), last: true },
+        Frame::HaveList { database, entries: vec![entry(1, 1, 0), entry(2, 300, 299)], last: true },
         Frame::Blocks { database, blocks: vec![Bytes::from_static(b"one"), Bytes::from_static(b"two")] },
         Frame::Ack { database, consumed: 70_000, durable: entries },
         Frame::Dropped(database),
@@ -39,7 +43,7 @@ fn golden_frames() {
         format!("8201{db}"),
         format!("8202{db}"),
         format!("8703{db}005820{}025820{}50{}01020304", "aa".repeat(32), "bb".repeat(32), "00".repeat(12)),
-        format!("8404{db}{list}01"),
+        format!("8404{db}8650{}010050{}19012c19012b01", "01".repeat(16), "02".repeat(16)),
         format!("8305{db}82436f6e654374776f"),
         format!("8406{db}1a00011170{list}"),
         format!("8207{db}"),
@@ -110,8 +114,11 @@ fn r29_cut_extended_and_lying_bodies_are_refused() {
         ("no blocks", format!("83055820{db}80")),
         ("a negative kind", format!("82205820{db}")),
         ("an indefinite list", format!("9f015820{db}ff")),
-        ("entries out of order", format!("84045820{db}8450{}0150{}0101", "02".repeat(16), "01".repeat(16))),
-        ("a seq of 0", format!("84045820{db}8250{}0001", "02".repeat(16))),
+        ("entries out of order", format!("84045820{db}8650{}010050{}010001", "02".repeat(16), "01".repeat(16))),
+        ("a seq of 0", format!("84045820{db}8350{}000001", "02".repeat(16))),
+        ("a floor above its seq", format!("84045820{db}8350{}010201", "02".repeat(16))),
+        ("an entry without its floor", format!("84045820{db}8250{}0101", "02".repeat(16))),
+        ("acknowledged entries out of order", format!("84065820{db}008450{}0150{}01", "02".repeat(16), "01".repeat(16))),
         ("a flag of 2", format!("84045820{db}8002")),
         ("an empty list", "80".to_owned()),
     ] {
@@ -122,7 +129,9 @@ fn r29_cut_extended_and_lying_bodies_are_refused() {
 
 #[test]
 fn entries_have_a_limit() {
-    let entries = |len: u64| (0..len).map(|i| (ReplicaId(u128::from(i).to_be_bytes()), 1)).collect::<Vec<_>>();
+    let entries = |len: u64| {
+        (0..len).map(|i| HaveEntry { replica: ReplicaId(u128::from(i).to_be_bytes()), seq: 1, floor: 1 }).collect::<Vec<_>>()
+    };
     let list = |len: usize| {
         let entries = entries(len as u64);
         Frame::decode(Frame::HaveList { database: DatabaseId([0; 32]), entries, last: true }.encode())

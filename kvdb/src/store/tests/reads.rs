@@ -5,7 +5,7 @@ use crdt::{Effect, Input, KeyRange, Order, Prefix, Projection, RequestId, Source
 use tempfile::TempDir;
 
 use super::{Fixture, Writer, key, open, put};
-use crate::store::StoreError;
+use crate::store::{Family, RocksStore, StoreError, layout};
 
 fn keys<V: View>(view: &V, prefix: &str, order: Order) -> Vec<String> {
     let range = KeyRange::of(&Prefix::parse(prefix).unwrap());
@@ -157,7 +157,7 @@ fn the_log_is_read_in_pieces() {
     assert_eq!(read(0, 0, 10), (vec![], 11, true));
     assert_eq!(read(11, 0, 0), (vec![], 11, true));
     let view = fixture.store.view(&id).unwrap();
-    let (revision, dot) = view.log(4).next().unwrap().unwrap();
+    let crdt::LogEntry { revision, dot, .. } = view.log(4).next().unwrap().unwrap();
     let block = view.block(&dot).unwrap().unwrap();
     assert_eq!((revision, block.revision), (4, 4));
     assert_eq!(view.block_hash(&dot).unwrap(), Some(block.hash));
@@ -219,4 +219,57 @@ fn a_poisoned_store_reads_and_does_not_write() {
     let store = open(dir.path());
     assert_eq!(store.poison(), None);
     assert_eq!(keys(&store.view(&id).unwrap(), "/", Order::Ascending), ["/a"]);
+}
+
+#[test]
+fn t06_a_log_without_its_beginning_is_read_from_its_floor_and_a_hole_above_it_is_damage() {
+    let mut fixture = Fixture::new();
+    let id = fixture.writer.replica.database();
+    (1..=10_u32).for_each(|_| drop(fixture.put("/k", &[1; 1_000])));
+    let number = fixture.store.numbers(&id).unwrap().number;
+    let dots: Vec<crdt::Dot> = fixture.store.view(&id).unwrap().log(0).map(|entry| entry.unwrap().dot).collect();
+    let pinned = fixture.store.snapshot(&id).unwrap();
+    fixture.writer.step(&mut fixture.store.clone(), truncate(4)).unwrap();
+    let revisions = |from: u64| {
+        let chunk = fixture.store.read_log(&id, from, usize::MAX, &|_| false).unwrap();
+        (chunk.blocks.iter().map(|(revision, _, _)| *revision).collect::<Vec<_>>(), chunk.next, chunk.end)
+    };
+    for from in 0..=5 {
+        assert_eq!(revisions(from), ((5..=10).collect(), 11, true), "from {from}");
+    }
+    assert_eq!(fixture.store.revision_of(&id, &dots[3]).unwrap(), None, "dropped");
+    assert_eq!(fixture.store.revision_of(&id, &dots[4]).unwrap(), Some(5));
+    assert_eq!(fixture.store.revision_of(&id, &crdt::Dot { seq: 11, ..dots[0] }).unwrap(), None, "not merged");
+    // A reader that began before goes on reading what was there.
+    assert_eq!(pinned.log(0).count(), 10);
+    assert_eq!(pinned.read_log(0, usize::MAX, &|_| false).unwrap().blocks.len(), 10);
+    drop(pinned);
+    // One that reads live, and whose blocks are dropped behind its cursor, is not told of damage.
+    let view = fixture.store.view(&id).unwrap();
+    let mut log = view.log(0);
+    assert_eq!(log.next().unwrap().unwrap().revision, 5);
+    fixture.writer.step(&mut fixture.store.clone(), truncate(6)).unwrap();
+    assert_eq!(log.count(), 5);
+
+    remove(&fixture.store, Family::Blocks, |key| _ = key.block_key(number, &dots[7]));
+    let error = fixture.store.read_log(&id, 1, usize::MAX, &|_| false).unwrap_err();
+    assert!(error.to_string().contains("a merged block is missing"), "{error}");
+    assert_eq!(fixture.store.revision_of(&id, &dots[7]).unwrap_err(), error);
+    remove(&fixture.store, Family::Log, |key| _ = key.log_key(number, 8));
+    let error = fixture.store.read_log(&id, 1, usize::MAX, &|_| false).unwrap_err();
+    assert!(error.to_string().contains("an entry of the log is missing"), "{error}");
+    remove(&fixture.store, Family::Log, |key| _ = key.log_key(number, 10));
+    let error = fixture.store.read_log(&id, 9, usize::MAX, &|_| false).unwrap_err();
+    assert!(error.to_string().contains("an entry of the log is missing"), "its end: {error}");
+}
+
+/// Damage: a record is gone.
+fn remove(store: &RocksStore, family: Family, key: impl FnOnce(&mut layout::Writer)) {
+    let mut buffer = layout::Writer::default();
+    key(&mut buffer);
+    store.0.inner.rocks().delete_cf(store.0.inner.family(family), buffer.bytes()).unwrap();
+}
+
+fn truncate(through: u64) -> crdt::Input {
+    crdt::Input::Truncate { token: crdt::Token(0), through, limit: usize::MAX }
 }

@@ -194,7 +194,7 @@ fn a_difference_that_never_heals_is_asked_about_less_and_less() {
     let mut world = against(vec![hello(), Frame::Open(database("d"))]);
     let (db, other) = (database("d"), world.nodes[1].id);
     let theirs = Summary { vv_hash: [1; 32], count: 1, heads_hash: [1; 32], digest: crdt::Digest(1) };
-    let entries = vec![(ReplicaId([1; 16]), 1)];
+    let entries = vec![HaveEntry { replica: ReplicaId([1; 16]), seq: 1, floor: 0 }];
     world.receive(0, other, &Frame::Have { database: db, kind: HaveKind::Question, summary: theirs });
     world.receive(0, other, &Frame::HaveList { database: db, entries: entries.clone(), last: true });
     let mut questions = 0;
