@@ -22,6 +22,12 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a client may leave a listing unread before its connection is cut, without an end record.
 pub const STREAM_STALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a watch is silent before a comment shows that it lives.
+pub const WATCH_KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Client side: a watch that is silent for this long is taken for dead, and begun again where it was.
+pub const WATCH_SILENCE: Duration = Duration::from_secs(50);
+/// Client side: the pause before a watch is begun again.
+pub const WATCH_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of a listing that are gathered before they are sent.
 pub const STREAM_CHUNK_BYTES: usize = 32 << 10;
 /// Chunks of a listing that wait for the client.

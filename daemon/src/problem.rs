@@ -50,6 +50,10 @@ pub enum Code {
     QueueFull,
     /// Too many listings at once.
     TooManyStreams,
+    /// Too many watches at once.
+    TooManyWatchers,
+    /// The log does not reach back to the token.
+    TooOld,
     /// A read failed.
     ReadFailed,
     /// Another part of the server failed.
@@ -107,6 +111,8 @@ impl Code {
             Self::QueryTooLong => (414, "The query is too long"),
             Self::QueueFull => (429, "The write queue is full"),
             Self::TooManyStreams => (429, "Too many listings at once"),
+            Self::TooManyWatchers => (429, "Too many watches at once"),
+            Self::TooOld => (410, "The token is too old"),
             Self::ReadFailed => (500, "A read failed"),
             Self::Internal => (500, "Internal error"),
             Self::DialFailed => (502, "The peer cannot be reached"),
@@ -134,7 +140,13 @@ impl Code {
         let outcome = if self == Self::CommitFailed { Outcome::MaybeWritten } else { Outcome::NotWritten };
         let retry = matches!(
             self,
-            Self::BodyTimeout | Self::QueueFull | Self::TooManyStreams | Self::DialFailed | Self::NotCovered | Self::NotCaughtUp
+            Self::BodyTimeout
+                | Self::QueueFull
+                | Self::TooManyStreams
+                | Self::TooManyWatchers
+                | Self::DialFailed
+                | Self::NotCovered
+                | Self::NotCaughtUp
         );
         (outcome, retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::CommitFailed))
     }

@@ -35,6 +35,9 @@ pub(super) enum Command {
     /// List keys below a prefix
     #[command(after_help = LS_HELP)]
     Ls(LsArgs),
+    /// Show changes as they come, one a line, until stopped
+    #[command(after_help = WATCH_HELP)]
+    Watch(WatchArgs),
     /// Show the node: addresses, databases, peers
     Status(ShowArgs),
     /// Show the peers, or connect to one
@@ -57,6 +60,12 @@ A prefix is made of whole segments. With the keys /foo, /foo/1, /foobar, /foo-1:
   kvdb ls          lists all four, in byte order: /foo /foo-1 /foo/1 /foobar
   kvdb ls --delimiter   lists /foo /foo-1 /foo/ /foobar: what lies below /foo is folded into /foo/
 The same rule holds for export.";
+
+const WATCH_HELP: &str = "\
+A line is `put KEY DOT` or `delete KEY`; after the listing of --list comes `listed`. The prefix is as for ls.
+Several changes of one key may become one line. When the connection breaks off the watch goes on from where it was; if the
+node no longer knows what happened since, it prints `reset` and lists again: forget what was shown before.
+What has expired is shown as deleted only once something else changes the key.";
 
 const TRANSFER_HELP: &str = "\
 A record is {\"key\": \"/a\", \"encoding\": \"utf8\" or \"base64\", \"value\": \"...\"}; an export ends with {\"end\": {\"count\": n}}.
@@ -170,6 +179,27 @@ pub(super) struct LsArgs {
     /// End each key with a NUL byte instead of a new line
     #[arg(short = '0', long, conflicts_with = "json")]
     pub(super) null: bool,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct WatchArgs {
+    /// Only keys below this prefix
+    #[arg(default_value = "/")]
+    pub(super) prefix: String,
+    /// Begin behind this token of an earlier watch of the same node, instead of now
+    #[arg(long, value_name = "TOKEN", conflicts_with = "list")]
+    pub(super) from: Option<kvdb::WatchToken>,
+    /// Begin with everything that is there
+    #[arg(long)]
+    pub(super) list: bool,
+    /// End after this many lines
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) limit: Option<u64>,
+    /// JSON records with tokens, dots and values up to 64 KiB
+    #[arg(long)]
+    pub(super) json: bool,
     #[command(flatten)]
     pub(super) client: ClientArgs,
 }

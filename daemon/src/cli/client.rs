@@ -1,6 +1,7 @@
 //! The client side of the HTTP interface.
 
 use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
@@ -9,7 +10,7 @@ use ureq::{Agent, Body, Error, Timeout};
 
 use super::args::{ClientArgs, ServerArgs};
 use super::failure::{Exit, Failure};
-use crate::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_IMPORT_LINE_BYTES};
+use crate::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_IMPORT_LINE_BYTES, WATCH_SILENCE};
 use crate::problem::Problem;
 
 /// Everything but what RFC 3986 calls unreserved.
@@ -29,6 +30,11 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(args: &ServerArgs) -> Result<Self, Failure> {
+        Self::with_silence(args, None)
+    }
+
+    /// A client to which a body that is silent for so long has broken off.
+    fn with_silence(args: &ServerArgs, silence: Option<Duration>) -> Result<Self, Failure> {
         let server = args.server.trim_end_matches('/').to_owned();
         if !server.starts_with("http://") {
             return Err(Failure::bad_input(format!("--server {server:?} must start with http://")));
@@ -40,6 +46,7 @@ impl Client {
             .proxy(None)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_recv_response(Some(ANSWER_TIMEOUT))
+            .timeout_per_read(silence)
             .build();
         Ok(Self { agent: config.into(), server, token: args.token.clone() })
     }
@@ -96,6 +103,12 @@ pub(super) struct DatabaseClient {
 impl DatabaseClient {
     pub(super) fn new(args: &ClientArgs) -> Result<Self, Failure> {
         Ok(Self { client: Client::new(&args.server)?, path: format!("/v1/databases/{}", args.db) })
+    }
+
+    /// A client for answers without an end, in which something is sent all the time.
+    pub(super) fn watching(args: &ClientArgs) -> Result<Self, Failure> {
+        let client = Client::with_silence(&args.server, Some(WATCH_SILENCE))?;
+        Ok(Self { client, path: format!("/v1/databases/{}", args.db) })
     }
 
     /// Sends a request to a path below the database.

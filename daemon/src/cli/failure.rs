@@ -57,6 +57,11 @@ impl Failure {
         Self::new(exit, format!("cannot write the output: {error}"))
     }
 
+    /// Whether trying again is in vain.
+    pub(super) fn is_final(&self) -> bool {
+        self.exit != Exit::Retry
+    }
+
     /// The same failure with more to say.
     pub(super) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);

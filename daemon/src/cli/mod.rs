@@ -11,6 +11,7 @@ mod list;
 mod node;
 mod serve;
 mod transfer;
+mod watch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Get(args) => key::get(&args),
         Command::Rm(args) => key::rm(&args),
         Command::Ls(args) => list::ls(&args),
+        Command::Watch(args) => watch::watch(&args),
         Command::Status(args) => node::status(&args),
         Command::Peers(args) => node::peers(&args),
         Command::Db(args) => node::db(&args),

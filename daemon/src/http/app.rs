@@ -9,12 +9,13 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kvdb::{Database, DatabaseId, DatabaseName, Durability, Node};
 use serde::Serialize;
+use tokio::sync::watch as signal;
 
 use super::body::Upload;
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
-use super::{database, keys, list, metrics, node};
+use super::{database, keys, list, metrics, node, watch};
 use crate::config::HttpConfig;
 use crate::problem::{Code, Problem};
 
@@ -27,6 +28,8 @@ struct Inner {
     guard: Guard,
     metrics: Metrics,
     started: Instant,
+    /// Turns true when the server stops: streams without an end of their own end then.
+    stopping: signal::Sender<bool>,
     /// Handles of open databases, so that a request need not ask the catalogue. Bounded by what a node may have open.
     open: Mutex<BTreeMap<DatabaseName, Database>>,
 }
@@ -42,8 +45,8 @@ impl App {
     /// Serves this node.
     pub fn new(node: Node, http: &HttpConfig) -> Self {
         let guard = Guard::new(http);
-        let (metrics, open) = (Metrics::default(), Mutex::default());
-        Self(Arc::new(Inner { node, guard, metrics, started: Instant::now(), open }))
+        let (metrics, open, stopping) = (Metrics::default(), Mutex::default(), signal::Sender::new(false));
+        Self(Arc::new(Inner { node, guard, metrics, started: Instant::now(), stopping, open }))
     }
 
     pub(super) fn node(&self) -> &Node {
@@ -52,6 +55,16 @@ impl App {
 
     pub(super) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Ends streams that would go on for ever.
+    pub(super) fn stop_streams(&self) {
+        self.0.stopping.send_replace(true);
+    }
+
+    /// Turns true when the server stops.
+    pub(super) fn stopping(&self) -> signal::Receiver<bool> {
+        self.0.stopping.subscribe()
     }
 
     pub(super) fn uptime_seconds(&self) -> u64 {
@@ -116,6 +129,7 @@ impl App {
             Route::Batch(name) => database::batch(&self.database(&name).await?, call).await,
             Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,
             Route::Wait(name) => database::wait(&self.database(&name).await?, call).await,
+            Route::Watch(name) => watch::watch(self, self.database(&name).await?, call).await,
         }
     }
 

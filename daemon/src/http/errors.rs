@@ -3,7 +3,9 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use kvdb::{DatabaseNameError, DialError, KeyError, OpenDatabaseError, ReadError, WaitError, WriteError, WriteRefusal};
+use kvdb::{
+    DatabaseNameError, DialError, KeyError, OpenDatabaseError, ReadError, WaitError, WatchError, WriteError, WriteRefusal,
+};
 
 use crate::limits;
 use crate::problem::{Code, Problem};
@@ -75,6 +77,18 @@ impl From<ReadError> for Problem {
             ReadError::Closed => Self::new(Code::Closed, detail),
             ReadError::TooManyStreams { limit } => Self::new(Code::TooManyStreams, detail).with_limit(limit),
             _ => Self::new(Code::ReadFailed, detail),
+        }
+    }
+}
+
+impl From<WatchError> for Problem {
+    fn from(error: WatchError) -> Self {
+        let detail = error.to_string();
+        match error {
+            WatchError::TooOld { .. } => Self::new(Code::TooOld, detail),
+            WatchError::TooManyWatchers { limit } => Self::new(Code::TooManyWatchers, detail).with_limit(limit),
+            WatchError::Read(error) => error.into(),
+            _ => Self::new(Code::Internal, detail),
         }
     }
 }

@@ -19,13 +19,32 @@ use crate::problem::Problem;
 
 /// How values are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Values {
+pub(super) enum Values {
     /// Text where it is UTF-8, else base64.
     Auto,
     /// Always base64.
     Base64,
     /// Not at all.
     None,
+}
+
+impl Values {
+    /// Takes `values=` and `keys_only=` out of a query.
+    pub(super) fn of(query: &mut Query) -> Result<Self, Problem> {
+        let values = query.take_word("values", &[("auto", Self::Auto), ("base64", Self::Base64)])?.unwrap_or(Self::Auto);
+        Ok(if query.take_flag("keys_only")? { Self::None } else { values })
+    }
+
+    /// Adds a value to a record.
+    pub(super) fn add(self, value: &[u8], fields: &mut serde_json::Map<String, serde_json::Value>) {
+        let (encoding, value) = match self {
+            Self::None => return,
+            Self::Auto => Encoding::encode(value),
+            Self::Base64 => (Encoding::Base64, Encoding::base64(value)),
+        };
+        fields.insert("encoding".into(), json!(encoding));
+        fields.insert("value".into(), json!(value));
+    }
 }
 
 /// `GET …/list`
@@ -65,12 +84,8 @@ fn options(query: &mut Query) -> Result<(ListOptions, Values), Problem> {
     if query.take_word("delimiter", &[("/", ())])?.is_some() {
         options = options.delimiter();
     }
-    let mut values = query.take_word("values", &[("auto", Values::Auto), ("base64", Values::Base64)])?.unwrap_or(Values::Auto);
-    if query.take_flag("keys_only")? {
-        options = options.keys_only();
-        values = Values::None;
-    }
-    Ok((options, values))
+    let values = Values::of(query)?;
+    Ok((if values == Values::None { options.keys_only() } else { options }, values))
 }
 
 /// Writes the listing into the channel at the pace of its reader. A reader that is silent for very long is cut off: it
@@ -133,15 +148,10 @@ fn record(item: &ListItem, values: Values) -> serde_json::Value {
     };
     let mut record = json!({
         "key": entry.key.as_str(), "dot": entry.dot.to_string(), "stamp": entry.stamp.to_string(), "siblings": entry.siblings,
+        "length": entry.len,
     });
-    let (encoding, value) = match values {
-        Values::None => return record,
-        Values::Auto => Encoding::encode(&entry.value),
-        Values::Base64 => (Encoding::Base64, Encoding::base64(&entry.value)),
-    };
     if let Some(fields) = record.as_object_mut() {
-        fields.insert("encoding".into(), json!(encoding));
-        fields.insert("value".into(), json!(value));
+        values.add(&entry.value, fields);
     }
     record
 }

@@ -85,6 +85,7 @@ fn node(app: &App, text: &mut Text) {
         ("kvdb_peers_disagreeing", "Peers that had the same blocks and another state.", disagreeing as u64),
         ("kvdb_poisoned", "1 when the store refuses writes.", u64::from(status.poisoned.is_some())),
         ("kvdb_waiting_bytes", "Bytes of writes and received blocks that wait for the engine.", status.waiting_bytes as u64),
+        ("kvdb_watchers", "Watches open.", status.watchers as u64),
         ("kvdb_uptime_seconds", "Seconds since the start.", app.uptime_seconds()),
     ] {
         text.metric(name, "gauge", help);

@@ -11,6 +11,7 @@ mod metrics;
 mod node;
 mod route;
 mod server;
+mod watch;
 
 pub use app::App;
 pub use server::Server;

@@ -48,6 +48,7 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
     let document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
         "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes, "caught_up": status.caught_up,
+        "watchers": status.watchers,
         "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });

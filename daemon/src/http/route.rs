@@ -40,6 +40,8 @@ pub(super) enum Route {
     Siblings(DatabaseName),
     /// `GET /v1/databases/{db}/wait?dot=`
     Wait(DatabaseName),
+    /// `GET /v1/databases/{db}/watch`
+    Watch(DatabaseName),
 }
 
 /// What to do with a key.
@@ -83,6 +85,7 @@ impl Route {
             Some("list") => get(Self::List(name)),
             Some("siblings") => get(Self::Siblings(name)),
             Some("wait") => get(Self::Wait(name)),
+            Some("watch") => get(Self::Watch(name)),
             Some("batch") if method == Method::POST => Ok(Self::Batch(name)),
             Some("batch") => Err(not_allowed(method, "POST")),
             Some("keys") => Ok(Self::Key(name, KeyMethod::of(method)?, None)),
@@ -113,6 +116,7 @@ impl Route {
             Self::Batch(_) => "batch",
             Self::Siblings(_) => "siblings",
             Self::Wait(_) => "wait",
+            Self::Watch(_) => "watch",
         }
     }
 

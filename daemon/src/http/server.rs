@@ -22,6 +22,7 @@ pub struct Server {
     address: SocketAddr,
     stop: watch::Sender<bool>,
     accepting: JoinHandle<()>,
+    app: App,
     places: Arc<Semaphore>,
 }
 
@@ -34,8 +35,8 @@ impl Server {
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let accepting = tokio::spawn(accept(listener, app, Arc::clone(&places), stopped));
-        Ok(Self { address, stop, accepting, places })
+        let accepting = tokio::spawn(accept(listener, app.clone(), Arc::clone(&places), stopped));
+        Ok(Self { address, stop, accepting, app, places })
     }
 
     /// Where it listens.
@@ -46,6 +47,7 @@ impl Server {
     /// Accepts no more, lets requests under way finish for a bounded time, then cuts the rest off.
     pub async fn stop(self) {
         self.stop.send_replace(true);
+        self.app.stop_streams();
         drop(self.accepting.await);
         let all = u32::try_from(MAX_CONNECTIONS).unwrap_or(u32::MAX);
         if tokio::time::timeout(DRAIN_TIMEOUT, self.places.acquire_many(all)).await.is_err() {

@@ -8,3 +8,4 @@ mod keys;
 mod list;
 mod process;
 mod support;
+mod watch;

@@ -66,6 +66,12 @@ impl TestNode {
         self.daemon.as_ref().unwrap().url()
     }
 
+    /// The database `d` by the library.
+    pub(crate) fn database(&self) -> kvdb::Database {
+        let node = self.daemon.as_ref().unwrap().node();
+        self.runtime.block_on(node.database(&"d".parse().unwrap())).unwrap()
+    }
+
     pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
         self.dir.path().join(name)
     }
