@@ -1,0 +1,285 @@
+//! A disk that loses what was not synced, fails when told to, and remembers every batch, so that any earlier image of it
+//! can be had again.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use crdt::testing::{MemoryStore, MemoryStoreError, MemoryView};
+use crdt::{
+    BlockHash, DatabaseId, Dot, Durability, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId, RequestRecord,
+    Row, Store, StoredBlock, View, WriteSet,
+};
+use thiserror::Error;
+
+/// What the disk answers when it does not do what it should.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DiskError {
+    /// Not a fault of the disk.
+    #[error(transparent)]
+    Memory(#[from] MemoryStoreError),
+    /// A read failed.
+    #[error("the disk could not read")]
+    Read,
+    /// A record does not match its checksum.
+    #[error("a record is damaged")]
+    Damaged,
+    /// No space is left; nothing was written.
+    #[error("no space left on the disk")]
+    Full,
+    /// The sync failed; what was written may or may not be there after the next start.
+    #[error("the sync failed")]
+    Sync,
+    /// The process ends in the middle of the commit.
+    #[error("the process ends here")]
+    Ended,
+}
+
+/// What goes wrong next.
+#[derive(Debug, Clone, Default)]
+pub struct DiskFaults {
+    /// So many reads fail.
+    pub failing_reads: Cell<u32>,
+    /// So many syncs fail, commits that sync included.
+    pub failing_syncs: u32,
+    /// Syncs say that they succeeded, and do nothing.
+    pub lying: bool,
+    /// Nothing can be written.
+    pub full: bool,
+    /// The next commit is written, not synced and not answered: the process ends in it.
+    pub end_in_commit: bool,
+    damaged_rows: BTreeSet<(DatabaseId, Key)>,
+    damaged_blocks: BTreeSet<(DatabaseId, Dot)>,
+}
+
+/// One batch, as it was committed.
+pub type Batch = Rc<[WriteSet]>;
+
+/// The disk of one node.
+#[derive(Debug, Clone, Default)]
+pub struct SimDisk {
+    live: MemoryStore,
+    databases: BTreeSet<DatabaseId>,
+    /// Every batch of this disk since it was empty.
+    history: Vec<Batch>,
+    /// So many of them survive a power failure.
+    synced: usize,
+    /// What goes wrong.
+    pub faults: DiskFaults,
+}
+
+impl SimDisk {
+    /// Adds an empty database, unless it is there. On disk at once.
+    pub fn create(&mut self, database: DatabaseId) {
+        self.databases.insert(database);
+        self.live.create(database);
+    }
+
+    /// Every batch since the disk was empty.
+    #[must_use]
+    pub fn history(&self) -> &[Batch] {
+        &self.history
+    }
+
+    /// So many batches survive a power failure.
+    #[must_use]
+    pub fn synced(&self) -> usize {
+        self.synced
+    }
+
+    /// What the process sees, without the faults of reading.
+    #[must_use]
+    pub fn contents(&self) -> &MemoryStore {
+        &self.live
+    }
+
+    /// Begins a sync beside the commits: the mark up to which it will have synced.
+    #[must_use]
+    pub fn begin_sync(&self) -> usize {
+        self.history.len()
+    }
+
+    /// Ends a sync that was begun at a mark.
+    ///
+    /// # Errors
+    /// When it failed.
+    pub fn end_sync(&mut self, mark: usize) -> Result<(), DiskError> {
+        if self.faults.failing_syncs > 0 {
+            self.faults.failing_syncs -= 1;
+            return Err(DiskError::Sync);
+        }
+        if !self.faults.lying {
+            self.synced = self.synced.max(mark.min(self.history.len()));
+        }
+        Ok(())
+    }
+
+    /// The power fails: of what was not synced the first batches are kept, so many in a thousand.
+    pub fn lose_power(&mut self, kept_thousandths: u64) -> usize {
+        let unsynced = self.history.len() - self.synced.min(self.history.len());
+        let kept = usize::try_from(unsynced as u64 * kept_thousandths / 1_000).unwrap_or(0);
+        self.cut(self.synced + kept)
+    }
+
+    /// Back to the image of so many batches: a power failure, or an old copy. Returns how many are lost.
+    pub fn cut(&mut self, batches: usize) -> usize {
+        let lost = self.history.len().saturating_sub(batches);
+        self.history.truncate(batches);
+        self.synced = self.history.len();
+        if lost > 0 {
+            self.live = self.replayed();
+        }
+        lost
+    }
+
+    /// Everything that was written is on disk, as in a copy of the files.
+    pub fn settle(&mut self) {
+        self.synced = self.history.len();
+    }
+
+    /// Everything is lost.
+    pub fn wipe(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Damages a record of a row; rewriting it mends it.
+    pub fn damage_row(&mut self, database: DatabaseId, key: Key) {
+        self.faults.damaged_rows.insert((database, key));
+    }
+
+    /// Damages a record of a block.
+    pub fn damage_block(&mut self, database: DatabaseId, dot: Dot) {
+        self.faults.damaged_blocks.insert((database, dot));
+    }
+
+    /// Whether any record is damaged.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        !self.faults.damaged_rows.is_empty() || !self.faults.damaged_blocks.is_empty()
+    }
+
+    fn replayed(&self) -> MemoryStore {
+        let mut store = MemoryStore::default();
+        for database in &self.databases {
+            store.create(*database);
+        }
+        for batch in &self.history {
+            // It succeeded before, on the same databases.
+            let _ = store.commit(batch, Durability::Sync);
+        }
+        store
+    }
+
+    fn read(&self) -> Result<(), DiskError> {
+        match self.faults.failing_reads.get() {
+            0 => Ok(()),
+            left => {
+                self.faults.failing_reads.set(left - 1);
+                Err(DiskError::Read)
+            }
+        }
+    }
+}
+
+impl Store for SimDisk {
+    type Error = DiskError;
+    type View<'a> = SimView<'a>;
+
+    fn view(&self, database: &DatabaseId) -> Result<SimView<'_>, DiskError> {
+        Ok(SimView { inner: self.live.view(database)?, disk: self, database: *database })
+    }
+
+    fn commit(&mut self, writes: &[WriteSet], durability: Durability) -> Result<(), DiskError> {
+        if self.faults.full {
+            return Err(DiskError::Full);
+        }
+        if !writes.is_empty() {
+            self.live.commit(writes, durability)?;
+            self.history.push(writes.into());
+            if !self.faults.damaged_rows.is_empty() {
+                for (set, row) in writes.iter().flat_map(|set| set.rows.iter().map(move |row| (set, row))) {
+                    self.faults.damaged_rows.remove(&(set.database, row.key.clone()));
+                }
+            }
+        }
+        if std::mem::take(&mut self.faults.end_in_commit) {
+            return Err(DiskError::Ended);
+        }
+        if durability == Durability::Sync { self.end_sync(self.history.len()) } else { Ok(()) }
+    }
+}
+
+/// Reads of one database.
+#[derive(Debug, Clone, Copy)]
+pub struct SimView<'a> {
+    inner: MemoryView<'a>,
+    disk: &'a SimDisk,
+    database: DatabaseId,
+}
+
+impl SimView<'_> {
+    fn row_read(&self, key: &Key) -> Result<(), DiskError> {
+        self.disk.read()?;
+        let damaged = &self.disk.faults.damaged_rows;
+        if !damaged.is_empty() && damaged.contains(&(self.database, key.clone())) { Err(DiskError::Damaged) } else { Ok(()) }
+    }
+
+    fn block_read(&self, dot: &Dot) -> Result<(), DiskError> {
+        self.disk.read()?;
+        let damaged = &self.disk.faults.damaged_blocks;
+        if damaged.contains(&(self.database, *dot)) { Err(DiskError::Damaged) } else { Ok(()) }
+    }
+}
+
+impl View for SimView<'_> {
+    type Error = DiskError;
+
+    fn row(&self, key: &Key) -> Result<Row, DiskError> {
+        self.row_read(key)?;
+        Ok(self.inner.row(key)?)
+    }
+
+    fn value(&self, key: &Key, dot: &Dot) -> Result<Option<Bytes>, DiskError> {
+        self.row_read(key)?;
+        Ok(self.inner.value(key, dot)?)
+    }
+
+    fn scan(&self, range: KeyRange, order: Order, projection: Projection) -> impl Iterator<Item = Result<(Key, Row), DiskError>> {
+        let mut ended = false;
+        let rows = self.inner.scan(range, order, projection).map(|row| {
+            let (key, row) = row?;
+            self.row_read(&key)?;
+            Ok((key, row))
+        });
+        // Ends after the first error, as the contract says.
+        rows.take_while(move |row| !std::mem::replace(&mut ended, row.is_err()))
+    }
+
+    fn block_hash(&self, dot: &Dot) -> Result<Option<BlockHash>, DiskError> {
+        self.block_read(dot)?;
+        Ok(self.inner.block_hash(dot)?)
+    }
+
+    fn block(&self, dot: &Dot) -> Result<Option<StoredBlock>, DiskError> {
+        self.block_read(dot)?;
+        Ok(self.inner.block(dot)?)
+    }
+
+    fn log(&self, from: u64) -> impl Iterator<Item = Result<LogEntry, DiskError>> {
+        let failed = self.disk.read().err();
+        let good = failed.is_none();
+        let entries = self.inner.log(from).map(|entry| entry.map_err(DiskError::from));
+        failed.into_iter().map(Err).chain(entries.take_while(move |_| good))
+    }
+
+    fn state(&self) -> Result<ReplicaState, DiskError> {
+        self.disk.read()?;
+        Ok(self.inner.state()?)
+    }
+
+    fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, DiskError> {
+        self.disk.read()?;
+        Ok(self.inner.request(request)?)
+    }
+}

@@ -1,0 +1,188 @@
+//! Scenarios: what a run is made of, in one file that a person can write.
+
+use serde::{Deserialize, Serialize};
+
+use crate::net::Path;
+use crate::node::Node;
+use crate::random::Random;
+
+/// A run, but for its seed. Everything has a default.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scenario {
+    /// Its name in reports.
+    pub name: String,
+    /// What it is about.
+    pub about: String,
+    /// Nodes.
+    pub nodes: usize,
+    /// Databases, each kept by all nodes.
+    pub databases: usize,
+    /// Who dials whom.
+    pub topology: Topology,
+    /// Between two announcements of a database, in milliseconds.
+    pub rebroadcast_ms: u64,
+    /// One-way time of a packet at least, in microseconds.
+    pub latency_min_us: u64,
+    /// On average beyond that, exponentially distributed, in microseconds.
+    pub latency_mean_us: u64,
+    /// Bytes a second on each path.
+    pub bandwidth: u64,
+    /// Clocks are wrong by up to so many milliseconds from the start.
+    pub clock_skew_ms: u64,
+    /// What the clients do.
+    pub workload: Workload,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// After the last fault everything must be equal within so many seconds of virtual time.
+    pub equal_within_s: u64,
+    /// Marks, by name, that each run must reach: counters, faults and what checkers report.
+    pub reached: Vec<String>,
+}
+
+/// Who dials whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// Everybody everybody with a greater number.
+    Mesh,
+    /// Everybody the next.
+    Line,
+    /// Everybody the next, the last the first.
+    Ring,
+    /// Everybody the first.
+    Star,
+    /// Everybody one that came before, at random, and a second one.
+    Random,
+}
+
+/// What the clients do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workload {
+    /// Clients; each asks one node and waits for the answer before it goes on.
+    pub clients: usize,
+    /// Writes in all.
+    pub operations: u64,
+    /// Different keys of each database.
+    pub keys: u64,
+    /// Writes in a hundred that go to the first tenth of the keys.
+    pub hot_percent: u32,
+    /// Ops in a hundred that are deletes.
+    pub delete_percent: u32,
+    /// Writes in a hundred that are batches.
+    pub batch_percent: u32,
+    /// Most ops of a batch.
+    pub batch_max: u64,
+    /// Most bytes of an ordinary value.
+    pub value_bytes: u64,
+    /// Values in a thousand that are large, up to [`Workload::large_bytes`].
+    pub large_permille: u32,
+    /// Most bytes of a large value.
+    pub large_bytes: u64,
+    /// Writes in a hundred that must be on disk before the answer.
+    pub sync_percent: u32,
+    /// Between an answer and the next write of a client, on average, in milliseconds.
+    pub think_ms: u64,
+    /// Waits of clients in a hundred that are none: bursts.
+    pub burst_percent: u32,
+    /// How long a client waits for an answer before it tries again, in milliseconds.
+    pub timeout_ms: u64,
+    /// Retries in a hundred that go to another node.
+    pub move_percent: u32,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// How long things go wrong, in seconds of virtual time.
+    pub seconds: u64,
+    /// Between two faults, on average, in milliseconds; 0 for none.
+    pub gap_ms: u64,
+    /// How long a fault lasts, on average, in milliseconds.
+    pub lasts_ms: u64,
+    /// The kinds by name, see `faults::FAULTS`; all if empty.
+    pub kinds: Vec<String>,
+    /// Kinds that are left out.
+    pub without: Vec<String>,
+    /// Each seed draws its own few kinds of those, and its own gaps.
+    pub swarm: bool,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            name: "chaos".to_owned(),
+            about: String::new(),
+            nodes: 5,
+            databases: 1,
+            topology: Topology::Mesh,
+            rebroadcast_ms: 10_000,
+            latency_min_us: 200,
+            latency_mean_us: 500,
+            bandwidth: 100_000_000,
+            clock_skew_ms: 0,
+            workload: Workload::default(),
+            faults: Faults::default(),
+            equal_within_s: 2_400,
+            reached: Vec::new(),
+        }
+    }
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self {
+            clients: 8,
+            operations: 2_000,
+            keys: 100,
+            hot_percent: 30,
+            delete_percent: 25,
+            batch_percent: 10,
+            batch_max: 8,
+            value_bytes: 64,
+            large_permille: 0,
+            large_bytes: 100_000,
+            sync_percent: 30,
+            think_ms: 200,
+            burst_percent: 20,
+            timeout_ms: 3_000,
+            move_percent: 30,
+        }
+    }
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { seconds: 60, gap_ms: 2_000, lasts_ms: 3_000, kinds: Vec::new(), without: Vec::new(), swarm: false }
+    }
+}
+
+impl Scenario {
+    /// A path without faults.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        Path::new((self.latency_min_us, self.latency_mean_us), self.bandwidth)
+    }
+}
+
+impl Topology {
+    /// Tells each node whom to dial.
+    pub(crate) fn connect(self, nodes: &mut [Node], random: &mut Random) {
+        let count = nodes.len();
+        let addresses: Vec<_> = nodes.iter().map(|node| node.address.clone()).collect();
+        for (at, node) in nodes.iter_mut().enumerate() {
+            let mut to: Vec<usize> = match self {
+                Self::Mesh => (at + 1..count).collect(),
+                Self::Line => vec![at + 1],
+                Self::Ring => vec![(at + 1) % count.max(1)],
+                Self::Star if at > 0 => vec![0],
+                Self::Random if at > 0 => vec![random.index(at), random.index(at)],
+                Self::Star | Self::Random => Vec::new(),
+            };
+            to.dedup();
+            node.bootstrap = to.into_iter().filter(|to| *to != at).filter_map(|to| addresses.get(to).cloned()).collect();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Clients: each writes, waits for the answer, and tries again under the same request id when none comes.
+
+use bytes::Bytes;
+use crdt::{Change, DatabaseId, Durability, Key, LocalOp, RequestId};
+use kvdb::engine::machine::Work;
+use kvdb::engine::port::{WriteError, Written};
+
+use crate::node::Sender;
+use crate::observe::{ClientId, NodeId, Observation};
+use crate::random::Random;
+use crate::scenario::Workload;
+use crate::time::Time;
+use crate::world::{Event, World};
+
+/// A write that a client makes, until it has an answer.
+#[derive(Debug, Clone)]
+struct Attempt {
+    database: DatabaseId,
+    request: RequestId,
+    ops: Vec<LocalOp>,
+    durability: Durability,
+    number: u64,
+}
+
+/// One client.
+#[derive(Debug)]
+pub struct Client {
+    /// The node that it asks.
+    node: NodeId,
+    left: u64,
+    random: Random,
+    attempt: Option<Attempt>,
+    attempts: u64,
+    written: u64,
+}
+
+impl World {
+    pub(crate) fn add_clients(&mut self, random: &mut Random) {
+        let Workload { clients, operations, think_ms, .. } = self.scenario.workload;
+        for id in 0..clients {
+            let share = operations / clients as u64 + u64::from((id as u64) < operations % clients as u64);
+            let node = id % self.nodes.len().max(1);
+            self.clients.push(Client { node, left: share, random: random.split(), attempt: None, attempts: 0, written: 0 });
+            let at = Time::ms(100 + random.below(think_ms.max(1) * 2));
+            self.at(at, Event::Client(id));
+        }
+    }
+
+    /// Whether some client still waits for an answer or has something to write.
+    #[must_use]
+    pub fn clients_busy(&self) -> bool {
+        self.clients.iter().any(|client| client.left > 0 || client.attempt.is_some())
+    }
+
+    /// Clients begin nothing new, and give up what they wait for.
+    pub(crate) fn stop_clients(&mut self) {
+        for client in &mut self.clients {
+            client.left = 0;
+            client.attempt = None;
+        }
+    }
+
+    /// The client asks: for something new, or again.
+    pub(crate) fn client(&mut self, id: ClientId) {
+        let workload = self.scenario.workload.clone();
+        let Some(client) = self.clients.get_mut(id) else { return };
+        if client.attempt.is_none() {
+            if client.left == 0 {
+                return;
+            }
+            client.left -= 1;
+            let Some(database) = client.random.pick(&self.databases).copied() else { return };
+            client.attempt = Some(client.next(id, database, &workload));
+        }
+        client.attempts += 1;
+        let number = client.attempts;
+        let node = client.node;
+        let Some(attempt) = client.attempt.as_mut() else { return };
+        attempt.number = number;
+        let Attempt { database, request, ops, durability, .. } = attempt.clone();
+        self.mark(number);
+        self.after(Time::ms(workload.timeout_ms), Event::ClientTimeout(id, number));
+        let reachable = self.nodes.get(node).is_some_and(|node| node.process().is_some() && node.frozen.is_none());
+        if reachable {
+            self.observe(&Observation::Asked { client: id, node, database, request, ops: &ops, durability });
+            self.submit(node, Work::Write { database, ops, request: Some(request), durability }, Sender::Client(id, number));
+        }
+    }
+
+    pub(crate) fn client_timeout(&mut self, id: ClientId, number: u64) {
+        let nodes = self.nodes.len();
+        let percent = self.scenario.workload.move_percent;
+        let Some(client) = self.clients.get_mut(id) else { return };
+        if client.attempt.as_ref().is_none_or(|attempt| attempt.number != number) {
+            return;
+        }
+        if client.random.below(100) < u64::from(percent) {
+            client.node = client.random.index(nodes);
+        }
+        self.count("client_retries");
+        self.client(id);
+    }
+
+    /// The engine's answer to a client.
+    pub(crate) fn answered(&mut self, id: ClientId, number: u64, node: NodeId, answer: &Result<Written, WriteError>) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        // An answer to an attempt that it has given up finds nobody.
+        let Some(attempt) = client.attempt.take_if(|attempt| attempt.number == number) else { return };
+        let Attempt { database, request, ops, durability, .. } = &attempt;
+        let (database, request, durability) = (*database, *request, *durability);
+        self.observe(&Observation::Answered { client: id, node, database, request, ops, durability, answer });
+        let workload = &self.scenario.workload;
+        let (think, burst) = (workload.think_ms, workload.burst_percent);
+        let Some(client) = self.clients.get_mut(id) else { return };
+        let mut wait = Time(client.random.exponential(think * 1_000));
+        if client.random.below(100) < u64::from(burst) {
+            wait = Time::ZERO;
+        }
+        match answer {
+            Ok(_) | Err(WriteError::Refused(_)) => client.written += 1,
+            Err(_) => {
+                // It may exist or not: asked again under the same id.
+                client.attempt = Some(attempt);
+                wait = wait + Time::ms(500);
+                if let Some(attempt) = &mut client.attempt {
+                    attempt.number = 0;
+                }
+                self.count("client_errors");
+            }
+        }
+        self.after(wait, Event::Client(id));
+    }
+}
+
+impl Client {
+    fn next(&mut self, id: ClientId, database: DatabaseId, workload: &Workload) -> Attempt {
+        let batch = self.random.below(100) < u64::from(workload.batch_percent);
+        let count = if batch { self.random.between(2, workload.batch_max.max(2)) } else { 1 };
+        let ops = (0..count).filter_map(|_| self.op(id, workload)).collect();
+        let sync = self.random.below(100) < u64::from(workload.sync_percent);
+        let durability = if sync { Durability::Sync } else { Durability::Buffered };
+        Attempt { database, request: RequestId(self.random.id()), ops, durability, number: 0 }
+    }
+
+    fn op(&mut self, id: ClientId, workload: &Workload) -> Option<LocalOp> {
+        let hot = self.random.below(100) < u64::from(workload.hot_percent);
+        let keys = if hot { workload.keys.div_ceil(10) } else { workload.keys };
+        let key = Key::parse(&format!("/keys/{}", self.random.below(keys.max(1)))).ok()?;
+        let change = if self.random.below(100) < u64::from(workload.delete_percent) {
+            Change::Tombstone
+        } else {
+            let large = self.random.below(1_000) < u64::from(workload.large_permille);
+            let most = if large { workload.large_bytes } else { workload.value_bytes };
+            let len = usize::try_from(self.random.below(most + 1)).unwrap_or(0);
+            // Different for each write, so that a value tells where it comes from.
+            let mut value = format!("{id}/{}/", self.written).into_bytes();
+            value.resize(value.len().max(len), b'.');
+            Change::Put { value: Bytes::from(value), expiry: None }
+        };
+        Some(LocalOp::new(key, change))
+    }
+}
