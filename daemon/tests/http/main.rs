@@ -9,3 +9,4 @@ mod list;
 mod process;
 mod support;
 mod watch;
+mod terms;
