@@ -201,7 +201,7 @@ pub(crate) fn walk<V: View>(
             let value = if options.keys_only { Bytes::new() } else { value(view, &key, winner)? };
             left -= 1;
             let (dot, stamp, expiry, len) = (winner.dot, winner.stamp, winner.expiry, winner.len);
-            let entry = Entry { dot, stamp, expiry, siblings, len, value, key };
+            let entry = Entry { key, value, len, dot, stamp, expiry, siblings };
             if !take(ListItem::Entry(entry)) || left == 0 {
                 return Ok(());
             }

@@ -8,5 +8,5 @@ mod keys;
 mod list;
 mod process;
 mod support;
-mod watch;
 mod terms;
+mod watch;
