@@ -209,8 +209,11 @@ impl Replica {
         if group.is_empty() {
             return Ok(());
         }
-        let Gathered { mut ops, answers, callers, crowded } = group.take();
-        let second = if active(Mutation::BatchTorn) && answers.is_empty() && ops.len() > 1 { ops.pop() } else { None };
+        let Gathered { mut ops, mut answers, callers, crowded } = group.take();
+        let second = if active(Mutation::BatchTorn) && ops.len() > 1 { ops.pop() } else { None };
+        for answer in answers.iter_mut().filter(|_| second.is_some()) {
+            answer.ops.retain(|op| (0_u32..).zip(&ops).any(|(at, _)| at == *op));
+        }
         let draft = self.draft(ops, answers, env);
         let block = match Block::seal(draft, env.signer) {
             Ok(block) => block,

@@ -65,6 +65,8 @@ pub struct SimDisk {
     history: Vec<Batch>,
     /// So many of them survive a power failure.
     synced: usize,
+    /// So many the disk has said to have synced.
+    said: usize,
     /// What goes wrong.
     pub faults: DiskFaults,
 }
@@ -88,6 +90,12 @@ impl SimDisk {
         self.synced
     }
 
+    /// So many batches the disk has said to have synced, which a lying one has not.
+    #[must_use]
+    pub fn said_synced(&self) -> usize {
+        self.said
+    }
+
     /// What the process sees, without the faults of reading.
     #[must_use]
     pub fn contents(&self) -> &MemoryStore {
@@ -109,6 +117,7 @@ impl SimDisk {
             self.faults.failing_syncs -= 1;
             return Err(DiskError::Sync);
         }
+        self.said = self.said.max(mark.min(self.history.len()));
         if !self.faults.lying {
             self.synced = self.synced.max(mark.min(self.history.len()));
         }
@@ -127,6 +136,7 @@ impl SimDisk {
         let lost = self.history.len().saturating_sub(batches);
         self.history.truncate(batches);
         self.synced = self.history.len();
+        self.said = self.synced;
         if lost > 0 {
             self.live = self.replayed();
         }
@@ -136,6 +146,7 @@ impl SimDisk {
     /// Everything that was written is on disk, as in a copy of the files.
     pub fn settle(&mut self) {
         self.synced = self.history.len();
+        self.said = self.synced;
     }
 
     /// Everything is lost.

@@ -90,6 +90,7 @@ impl World {
         node.disk_mut().faults.end_in_commit = within.is_some();
         let Some(process) = node.process_mut() else { return };
         let before = process.engine.store().history().len();
+        let said = process.engine.store().said_synced();
         let mut random = process.random.clone();
         let mut draw = || random.next();
         let mut env = TurnEnv { now: wall, signer: &signer, random: &mut draw };
@@ -108,6 +109,7 @@ impl World {
             }
             self.observe(&Observation::Committed { node: id, writes, durability });
         }
+        self.say_synced(id, said);
         if let Some(how) = within.filter(|_| ended).or(after.filter(|_| !committed.is_empty())) {
             self.count("ended_at_commit");
             self.crash(id, how);
@@ -245,16 +247,25 @@ impl World {
             return;
         }
         let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
-        let lied = process.engine.store().faults.lying;
+        let said = process.engine.store().said_synced();
         match process.engine.store_mut().end_sync(mark) {
             Ok(()) => {
                 process.engine.synced(entries);
                 process.gathering.synced(entries);
-                self.observe(&Observation::Synced { node: id, lied });
+                self.say_synced(id, said);
             }
             Err(error) => process.engine.set_poison(error.to_string()),
         }
         self.after_engine(id);
+    }
+
+    /// Tells the checkers if the disk has said to have synced more than before.
+    fn say_synced(&mut self, id: NodeId, before: usize) {
+        let Some(disk) = self.nodes.get(id).map(crate::node::Node::disk) else { return };
+        let (batches, lied) = (disk.said_synced(), disk.said_synced() > disk.synced());
+        if batches > before {
+            self.observe(&Observation::Synced { node: id, batches, lied });
+        }
     }
 
     pub(crate) fn news(&mut self, id: NodeId, incarnation: u64) {

@@ -38,6 +38,14 @@ pub struct Plan {
     pub(crate) parts: Vec<usize>,
 }
 
+impl Plan {
+    /// These faults.
+    #[must_use]
+    pub fn of(strikes: Vec<Strike>) -> Self {
+        Self { strikes, parts: Vec::new() }
+    }
+}
+
 /// Draws the plan of a world and enters it into its heap.
 pub(crate) fn plan(world: &mut World, random: &mut Random) {
     let faults = world.scenario.faults.clone();

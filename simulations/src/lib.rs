@@ -4,6 +4,7 @@
 //! faults between them, and clients that write. What happens is one heap of events; [`observe::Checker`]s look at each.
 
 pub mod checkers;
+pub mod cli;
 pub mod clock;
 mod connections;
 pub mod disk;
@@ -16,8 +17,11 @@ pub mod observe;
 pub mod random;
 pub mod runner;
 pub mod scenario;
+pub mod scenarios;
+pub mod script;
 mod streams;
 pub mod time;
+pub mod tool;
 pub mod trace;
 pub mod workload;
 pub mod world;

@@ -54,10 +54,12 @@ pub enum Observation<'a> {
         /// Whether the commit synced.
         durability: Durability,
     },
-    /// Everything up to here is on the node's disk, as far as the disk tells the truth.
+    /// The node's disk says that it has synced.
     Synced {
         /// The node.
         node: NodeId,
+        /// So many of its batches, from the first on.
+        batches: usize,
         /// Whether the disk lied.
         lied: bool,
     },
@@ -249,6 +251,24 @@ impl<'a> WorldView<'a> {
     #[must_use]
     pub fn replica(&self, node: NodeId, database: &DatabaseId) -> Option<&'a Replica> {
         self.nodes.get(node)?.process()?.engine.replica(database)
+    }
+
+    /// What the node's wall clock shows.
+    #[must_use]
+    pub fn wall(&self, node: NodeId, at: Time) -> crdt::WallTime {
+        self.nodes.get(node).map_or(crdt::WallTime(0), |node| node.clock.read(at))
+    }
+
+    /// The public key under which the node writes.
+    #[must_use]
+    pub fn public_key(&self, node: NodeId) -> [u8; 32] {
+        self.nodes.get(node).map_or([0; 32], |node| node.signer.0)
+    }
+
+    /// Whether the node's disk just now says that it syncs and does not.
+    #[must_use]
+    pub fn lies(&self, node: NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.disk().faults.lying)
     }
 
     /// The committed batches of the node's disk, and how many of them are synced.

@@ -1,11 +1,12 @@
 //! Runs of one seed: a safety phase with faults, a liveness phase without.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkers;
 use crate::faults::{FAULTS, Plan};
-use crate::observe::{Checker, Observation, Violation};
+use crate::observe::{Checker, ClientId, Observation, Violation};
 use crate::scenario::Scenario;
+use crate::scenarios;
 use crate::time::Time;
 use crate::trace::TraceHash;
 use crate::world::{TraceSink, World};
@@ -38,6 +39,8 @@ pub struct Extras {
     pub checkers: Vec<Box<dyn Checker>>,
     /// Faults instead of those that the seed gives.
     pub plan: Option<Plan>,
+    /// Writes that are left out: client and number.
+    pub skip: BTreeSet<(ClientId, u64)>,
     /// A readable trace.
     pub sink: Option<TraceSink>,
 }
@@ -51,12 +54,14 @@ impl std::fmt::Debug for Extras {
 /// Runs one seed of a scenario.
 #[must_use]
 pub fn run(scenario: &Scenario, seed: u64, extras: Extras) -> Outcome {
-    let mut all = checkers::all();
+    let scenario = &scenarios::drawn(scenario, seed);
+    let mut all = checkers::all(scenario);
     all.extend(extras.checkers);
     let mut world = World::new(scenario, seed, all);
     if let Some(plan) = extras.plan {
         world.set_plan(plan);
     }
+    world.skip_writes(extras.skip);
     if let Some(sink) = extras.sink {
         world.trace_to(sink);
     }

@@ -36,6 +36,10 @@ pub struct Scenario {
     pub faults: Faults,
     /// After the last fault everything must be equal within so many seconds of virtual time.
     pub equal_within_s: u64,
+    /// What happens at given moments, and what must be there in the end; see [`crate::script`].
+    pub script: String,
+    /// Each seed draws its own nodes, topology, workload and faults; see [`crate::scenarios::drawn`].
+    pub swarm: bool,
     /// Marks, by name, that each run must reach: counters, faults and what checkers report.
     pub reached: Vec<String>,
 }
@@ -126,6 +130,8 @@ impl Default for Scenario {
             workload: Workload::default(),
             faults: Faults::default(),
             equal_within_s: 2_400,
+            script: String::new(),
+            swarm: false,
             reached: Vec::new(),
         }
     }

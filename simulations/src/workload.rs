@@ -31,6 +31,8 @@ pub struct Client {
     random: Random,
     attempt: Option<Attempt>,
     attempts: u64,
+    /// Different writes so far.
+    made: u64,
     written: u64,
 }
 
@@ -40,7 +42,15 @@ impl World {
         for id in 0..clients {
             let share = operations / clients as u64 + u64::from((id as u64) < operations % clients as u64);
             let node = id % self.nodes.len().max(1);
-            self.clients.push(Client { node, left: share, random: random.split(), attempt: None, attempts: 0, written: 0 });
+            self.clients.push(Client {
+                node,
+                left: share,
+                random: random.split(),
+                attempt: None,
+                attempts: 0,
+                made: 0,
+                written: 0,
+            });
             let at = Time::ms(100 + random.below(think_ms.max(1) * 2));
             self.at(at, Event::Client(id));
         }
@@ -70,7 +80,15 @@ impl World {
             }
             client.left -= 1;
             let Some(database) = client.random.pick(&self.databases).copied() else { return };
-            client.attempt = Some(client.next(id, database, &workload));
+            let attempt = client.next(id, database, &workload);
+            if self.skipped.contains(&(id, client.made)) {
+                let wait = Time(client.random.exponential(workload.think_ms * 1_000));
+                client.made += 1;
+                self.after(wait, Event::Client(id));
+                return;
+            }
+            client.made += 1;
+            client.attempt = Some(attempt);
         }
         client.attempts += 1;
         let number = client.attempts;

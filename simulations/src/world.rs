@@ -1,7 +1,7 @@
 //! The world: everything there is, and one heap of what happens next.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use bytes::Bytes;
 use crdt::{DatabaseId, DatabaseName};
@@ -61,6 +61,7 @@ pub enum Event {
     Fault(usize),
     Mend(usize),
     Restart(NodeId, u64),
+    Script(usize),
     Check,
 }
 
@@ -118,6 +119,7 @@ impl Event {
             Self::Mend(_) => (26, "mend", None),
             Self::Restart(node, _) => (27, "restart", Some(*node)),
             Self::Check => (28, "check", None),
+            Self::Script(_) => (29, "script", None),
         }
     }
 }
@@ -192,6 +194,8 @@ pub struct World {
     pub(crate) verdict: Option<Verdict>,
     /// The faults are over.
     pub(crate) healed: bool,
+    pub(crate) script: crate::script::Script,
+    pub(crate) skipped: BTreeSet<(ClientId, u64)>,
     pub(crate) by_peer: BTreeMap<PeerId, NodeId>,
     /// The databases by topic.
     pub(crate) topics: BTreeMap<String, DatabaseId>,
@@ -238,6 +242,8 @@ impl World {
             arriving: None,
             verdict: None,
             healed: false,
+            script: crate::script::Script::default(),
+            skipped: BTreeSet::new(),
             by_peer: BTreeMap::new(),
             topics: BTreeMap::new(),
         };
@@ -249,7 +255,13 @@ impl World {
         }
         world.add_clients(&mut random);
         crate::faults::plan(&mut world, &mut random);
+        crate::script::enter(&mut world);
         world
+    }
+
+    /// Leaves out these writes of its clients, by client and number.
+    pub fn skip_writes(&mut self, writes: BTreeSet<(ClientId, u64)>) {
+        self.skipped = writes;
     }
 
     /// Writes a readable trace from now on.
@@ -421,6 +433,7 @@ impl World {
             Event::Fault(index) => crate::faults::strike(self, index),
             Event::Mend(index) => crate::faults::mend(self, index),
             Event::Restart(node, incarnation) => self.restart(node, incarnation),
+            Event::Script(index) => crate::script::act(self, index),
             Event::Check => {}
         }
     }

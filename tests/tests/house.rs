@@ -33,7 +33,14 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Where a clock is read: drivers, processes, and what measures or waits.
-const CLOCKS: &[&str] = &["kvdb/src/clock.rs", "kvdb/src/engine/driver.rs", "kvdb/src/net/driver.rs", "daemon/src/", "tests/"];
+const CLOCKS: &[&str] = &[
+    "kvdb/src/clock.rs",
+    "kvdb/src/engine/driver.rs",
+    "kvdb/src/net/driver.rs",
+    "daemon/src/",
+    "simulations/src/cli/",
+    "tests/",
+];
 
 const MAX_FILE_LINES: usize = 800;
 

@@ -1,7 +1,6 @@
 //! The HTTP interface.
 
 mod app;
-mod batch;
 mod body;
 mod database;
 mod errors;
@@ -12,7 +11,6 @@ mod metrics;
 mod node;
 mod route;
 mod server;
-mod terms;
 mod watch;
 
 pub use app::App;

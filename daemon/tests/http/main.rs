@@ -8,5 +8,4 @@ mod keys;
 mod list;
 mod process;
 mod support;
-mod terms;
 mod watch;

@@ -1,12 +1,300 @@
-//! The rules that every run must keep, each in a file of its own.
+//! What must always hold, each rule in a file of its own, against a naive model of what each node must have.
+//!
+//! [`Checkers`] feeds the model ([`Truth`]) with the blocks that the simulated disks take, and asks every [`Check`] at each
+//! step. A checker trusts nothing that the code under test says of itself: it compares that with the model.
 
-mod convergence;
-mod fold;
+mod acks;
+mod agreement;
+mod answers;
+mod batches;
+mod closure;
+mod confirmed;
+mod deleted;
+mod equality;
+mod expected;
+mod figures;
+mod heads;
+mod memory;
+mod names;
+mod order;
+mod outcome;
+mod rows;
+mod seen;
+mod stamps;
+mod truth;
 
-use crate::observe::Checker;
+use std::collections::BTreeSet;
 
-/// All of them, fresh.
+use crdt::{
+    Block, DatabaseId, Key, KeyRange, Order, Prefix, Projection, ReplicaState, Row, Store as _, View as _, WallTime, WriteSet,
+};
+
+use crate::observe::{Checker, End, NodeId, Observation, WorldView};
+use crate::scenario::Scenario;
+use crate::script::Script;
+use crate::time::Time;
+
+pub use truth::{Copy, Put, Truth, needs};
+
+/// What a checker says: nothing, or what is wrong.
+pub type Verdict = Result<(), String>;
+
+/// A block that a node's disk is about to take.
+#[derive(Debug, Clone, Copy)]
+pub struct Merging<'a> {
+    /// The node.
+    pub node: NodeId,
+    /// The block.
+    pub block: &'a Block,
+    /// What the node had before it.
+    pub before: &'a Copy,
+    /// The node's clock.
+    pub wall: WallTime,
+    /// Whether the block was made at this node.
+    pub local: bool,
+}
+
+/// A rule. Every part has the truth as it is at that moment.
+pub trait Check {
+    /// Its name, in reports.
+    fn name(&self) -> &'static str;
+
+    /// A node's disk is about to take a block.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn merging(&mut self, _: &Merging<'_>, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
+    /// A node's disk took a batch; the truth has its blocks.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn committed(&mut self, _: NodeId, _: &WriteSet, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
+    /// Something else was seen.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn seen(&mut self, _: &Observation<'_>, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
+    /// A node started and its disk was read: `before` is what it had when it ended; the truth has what is there now.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn started(&mut self, _: NodeId, _: DatabaseId, _before: &Copy, _image: bool, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
+    /// Now and then, and at the end, for every replica of a node that is up.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn glance(&mut self, _: NodeId, _: DatabaseId, _: &WorldView<'_>, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
+    /// The run is over: all faults healed long ago.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn finish(&mut self, _: &WorldView<'_>, _: &Truth) -> Verdict {
+        Ok(())
+    }
+}
+
+/// All of them, fresh, for a run of this scenario.
 #[must_use]
-pub fn all() -> Vec<Box<dyn Checker>> {
-    vec![Box::new(convergence::Convergence::default()), Box::new(fold::Fold::default())]
+pub fn all(scenario: &Scenario) -> Vec<Box<dyn Checker>> {
+    let script = Script::parse(&scenario.script).unwrap_or_default();
+    vec![Box::new(Checkers::new().with(Box::new(expected::Expected(script.end))))]
+}
+
+/// So many commits pass between two looks at everything.
+const COMMITS_PER_GLANCE: u64 = 1_000;
+
+/// All checkers with the truth that they share.
+pub struct Checkers {
+    truth: Truth,
+    checks: Vec<Box<dyn Check>>,
+    /// Nodes whose disk was replaced since their process ended.
+    replaced: BTreeSet<NodeId>,
+    commits: u64,
+    broken: Option<&'static str>,
+}
+
+impl std::fmt::Debug for Checkers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.checks.iter().map(|check| check.name())).finish()
+    }
+}
+
+impl Default for Checkers {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Checkers {
+    /// Every rule there is.
+    #[must_use]
+    pub fn new() -> Self {
+        let checks: Vec<Box<dyn Check>> = vec![
+            Box::new(closure::Closure),
+            Box::new(names::Names::default()),
+            Box::new(heads::Heads),
+            Box::new(seen::Seen),
+            Box::new(stamps::Stamps),
+            Box::new(rows::Rows),
+            Box::new(deleted::Deleted),
+            Box::new(figures::Figures),
+            Box::new(confirmed::Confirmed::default()),
+            Box::new(acks::Acks),
+            Box::new(outcome::Outcome::default()),
+            Box::new(batches::Batches::default()),
+            Box::new(answers::Answers),
+            Box::new(order::Callers::default()),
+            Box::new(agreement::Agreement::default()),
+            Box::new(memory::Memory),
+            Box::new(equality::Equality),
+        ];
+        Self { truth: Truth::default(), checks, replaced: BTreeSet::new(), commits: 0, broken: None }
+    }
+
+    /// One more rule, of an application for instance.
+    #[must_use]
+    pub fn with(mut self, check: Box<dyn Check>) -> Self {
+        self.checks.push(check);
+        self
+    }
+
+    /// What must be so.
+    #[must_use]
+    pub fn truth(&self) -> &Truth {
+        &self.truth
+    }
+
+    /// The rule that was broken, if one was.
+    #[must_use]
+    pub fn broken(&self) -> Option<&'static str> {
+        self.broken
+    }
+
+    fn each(&mut self, mut ask: impl FnMut(&mut dyn Check, &Truth) -> Verdict) -> Verdict {
+        for check in &mut self.checks {
+            if let Err(what) = ask(check.as_mut(), &self.truth) {
+                self.broken = Some(check.name());
+                return Err(what);
+            }
+        }
+        Ok(())
+    }
+
+    fn committed(&mut self, at: Time, node: NodeId, sets: &[WriteSet], world: &WorldView<'_>) -> Verdict {
+        let wall = world.wall(node, at);
+        for set in sets {
+            for (_, block) in &set.blocks {
+                let new = !self.truth.blocks.contains_key(&(set.database, block.dot()));
+                let local = new && block.author().public_key == world.public_key(node);
+                self.each(|check, truth| {
+                    let before = truth.copy(node, set.database);
+                    check.merging(&Merging { node, block, before, wall, local }, truth)
+                })?;
+                self.truth.take(node, block);
+            }
+            self.each(|check, truth| check.committed(node, set, truth))?;
+        }
+        self.truth.batch(node);
+        self.commits += 1;
+        if self.commits.is_multiple_of(COMMITS_PER_GLANCE) { self.glance(world) } else { Ok(()) }
+    }
+
+    /// Reads a started node's disk, which is the truth about it from now on.
+    fn booted(&mut self, node: NodeId, world: &WorldView<'_>) -> Verdict {
+        let image = self.replaced.remove(&node);
+        let (batches, synced) = world.history(node);
+        self.truth.restart(node, batches.len());
+        for database in world.databases() {
+            let blocks = stored_blocks(node, database, world)?;
+            let before = self.truth.replace(node, *database, &blocks, &batches_of(node, database, world));
+            self.truth.synced(node, batches.len(), synced);
+            self.each(|check, truth| check.started(node, *database, &before, image, truth))?;
+            self.each(|check, truth| check.glance(node, *database, world, truth))?;
+        }
+        Ok(())
+    }
+
+    fn glance(&mut self, world: &WorldView<'_>) -> Verdict {
+        for node in (0..world.nodes()).filter(|node| world.is_up(*node)) {
+            for database in world.databases().iter().filter(|database| world.keeps(node, database)) {
+                self.each(|check, truth| check.glance(node, *database, world, truth))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Checker for Checkers {
+    fn name(&self) -> &'static str {
+        self.broken.unwrap_or("checkers")
+    }
+
+    fn observe(&mut self, at: Time, seen: &Observation<'_>, world: &WorldView<'_>) -> Verdict {
+        match seen {
+            Observation::Committed { node, writes, .. } => self.committed(at, *node, writes, world)?,
+            Observation::Synced { node, batches, .. } => self.truth.synced(*node, *batches, world.history(*node).1),
+            Observation::Ended { node, how: End::Disk | End::Restored, .. } => {
+                self.replaced.insert(*node);
+            }
+            Observation::Booted { node } => self.booted(*node, world)?,
+            Observation::Healed => self.glance(world)?,
+            _ => {}
+        }
+        self.each(|check, truth| check.seen(seen, truth))
+    }
+
+    fn finish(&mut self, world: &WorldView<'_>) -> Verdict {
+        self.glance(world)?;
+        self.each(|check, truth| check.finish(world, truth))
+    }
+}
+
+/// The blocks on a node's disk in the order of its log.
+fn stored_blocks(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Result<Vec<Block>, String> {
+    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(Vec::new()) };
+    let mut blocks = Vec::new();
+    for (expected, entry) in (1..).zip(view.log(0)) {
+        let crdt::LogEntry { revision, dot, .. } = entry.map_err(|error| error.to_string())?;
+        if revision != expected {
+            return Err(format!("n{node} has revision {revision} where {expected} must be"));
+        }
+        let stored = view.block(&dot).map_err(|error| error.to_string())?;
+        let stored = stored.ok_or_else(|| format!("n{node} has {dot} in its log and no block of it"))?;
+        blocks.push(Block::from_store(stored.bytes).map_err(|error| error.to_string())?);
+    }
+    Ok(blocks)
+}
+
+/// In which batch of the node's disk each block of a database came, in the order of merging.
+fn batches_of(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Vec<usize> {
+    let batches = world.history(node).0.iter().enumerate();
+    let sets = batches.flat_map(|(at, batch)| batch.iter().filter(|set| set.database == *database).map(move |set| (at, set)));
+    sets.flat_map(|(at, set)| std::iter::repeat_n(at, set.blocks.len())).collect()
+}
+
+/// The state record that a start would find. What is in the engine's memory may be ahead of it after a failed commit.
+fn stored_state(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Option<ReplicaState> {
+    world.store(node)?.view(database).ok()?.state().ok()
+}
+
+/// Every row that a reader of this node finds.
+fn stored_rows(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Result<Vec<(Key, Row)>, String> {
+    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(Vec::new()) };
+    let rows = view.scan(KeyRange::of(&Prefix::root()), Order::Ascending, Projection::Rows).collect::<Result<Vec<_>, _>>();
+    rows.map_err(|error| error.to_string())
 }

@@ -1,0 +1,197 @@
+//! What must be so, computed the slow and obvious way: sets of names, and nothing of the code under test but its types.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crdt::testing::Reference;
+use crdt::{Block, BlockHash, Change, DatabaseId, Dot, Expiry, Key, RequestId, Stamp, WallTime};
+
+use crate::observe::NodeId;
+
+/// A put as the model keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Put {
+    /// The block's stamp.
+    pub stamp: Stamp,
+    /// When it stops being visible.
+    pub expiry: Option<Expiry>,
+}
+
+/// One node's copy of one database, as it must be.
+#[derive(Debug, Clone, Default)]
+pub struct Copy {
+    /// The merged blocks in the order in which the disk took them.
+    pub order: Vec<Dot>,
+    /// The same as a set.
+    pub merged: BTreeSet<Dot>,
+    /// How many of them, from the first on, are on disk for certain.
+    pub synced: usize,
+    /// How many the disk said to have synced, which a lying one has not.
+    pub said_synced: usize,
+    /// The puts alive at each key.
+    pub alive: BTreeMap<Key, BTreeMap<Dot, Put>>,
+    /// What merged blocks supersede at each key.
+    pub dead: BTreeSet<(Key, Dot)>,
+    /// Merged blocks that no merged block names as a parent.
+    pub heads: BTreeSet<Dot>,
+    /// For each request the first block that answers it.
+    pub answers: BTreeMap<RequestId, Dot>,
+    named: BTreeSet<Dot>,
+    /// In which batch of the disk each of `order` came.
+    batches: Vec<usize>,
+}
+
+impl Copy {
+    /// Takes in a block, whatever came before.
+    pub fn take(&mut self, block: &Block) {
+        let dot = block.dot();
+        if self.merged.insert(dot) {
+            self.order.push(dot);
+        }
+        for parent in block.parents() {
+            self.named.insert(parent.dot);
+            self.heads.remove(&parent.dot);
+        }
+        if !self.named.contains(&dot) {
+            self.heads.insert(dot);
+        }
+        for op in block.ops() {
+            for gone in &op.superseded {
+                self.dead.insert((op.key.clone(), *gone));
+                if let Some(puts) = self.alive.get_mut(&op.key) {
+                    puts.remove(gone);
+                }
+            }
+            if let Change::Put { expiry, .. } = &op.change
+                && !self.dead.contains(&(op.key.clone(), dot))
+            {
+                let put = Put { stamp: block.stamp(), expiry: *expiry };
+                self.alive.entry(op.key.clone()).or_default().insert(dot, put);
+            }
+            if self.alive.get(&op.key).is_some_and(BTreeMap::is_empty) {
+                self.alive.remove(&op.key);
+            }
+        }
+        for answer in block.answers() {
+            self.answers.entry(answer.request).or_insert(dot);
+        }
+    }
+
+    /// The dots alive at a key, the winner first.
+    #[must_use]
+    pub fn row(&self, key: &Key) -> Vec<Dot> {
+        let mut row: Vec<(Stamp, Dot)> = self.alive.get(key).into_iter().flatten().map(|(dot, put)| (put.stamp, *dot)).collect();
+        row.sort_unstable();
+        row.into_iter().rev().map(|(_, dot)| dot).collect()
+    }
+
+    /// The put that a read of this time must return.
+    #[must_use]
+    pub fn winner(&self, key: &Key, now: WallTime) -> Option<Dot> {
+        let puts = self.alive.get(key)?;
+        let seen = puts.iter().filter(|(_, put)| put.expiry.is_none_or(|expiry| expiry.unix_ms() > now.0));
+        seen.map(|(dot, put)| (put.stamp, *dot)).max().map(|(_, dot)| dot)
+    }
+
+    /// Whether the block is merged.
+    #[must_use]
+    pub fn covers(&self, dot: &Dot) -> bool {
+        self.merged.contains(dot)
+    }
+}
+
+/// All copies of all nodes, and all blocks there ever were.
+#[derive(Debug, Default)]
+pub struct Truth {
+    /// Every block that a disk ever took, by its first form.
+    pub blocks: BTreeMap<(DatabaseId, Dot), Block>,
+    names: BTreeMap<BlockHash, Dot>,
+    copies: BTreeMap<(NodeId, DatabaseId), Copy>,
+    /// Complete batches of each node's disk.
+    batches: BTreeMap<NodeId, usize>,
+    nothing: Copy,
+}
+
+impl Truth {
+    /// A node's copy, empty if it has none.
+    #[must_use]
+    pub fn copy(&self, node: NodeId, database: DatabaseId) -> &Copy {
+        self.copies.get(&(node, database)).unwrap_or(&self.nothing)
+    }
+
+    /// The databases that a node has something of.
+    pub fn databases(&self, node: NodeId) -> impl Iterator<Item = (DatabaseId, &Copy)> {
+        self.copies.range((node, DatabaseId([0; 32]))..=(node, DatabaseId([255; 32]))).map(|((_, id), copy)| (*id, copy))
+    }
+
+    /// A node's disk took a block.
+    pub fn take(&mut self, node: NodeId, block: &Block) {
+        let database = block.database();
+        self.names.insert(block.hash(), block.dot());
+        self.blocks.entry((database, block.dot())).or_insert_with(|| block.clone());
+        let batch = self.batches.get(&node).copied().unwrap_or(0);
+        let copy = self.copies.entry((node, database)).or_default();
+        copy.take(block);
+        copy.batches.resize(copy.order.len(), batch);
+    }
+
+    /// A node's disk says that it has synced so many of its batches, and really has synced so many.
+    pub fn synced(&mut self, node: NodeId, said: usize, really: usize) {
+        for (_, copy) in self.copies.range_mut((node, DatabaseId([0; 32]))..=(node, DatabaseId([255; 32]))) {
+            copy.said_synced = copy.batches.partition_point(|batch| *batch < said);
+            copy.synced = copy.batches.partition_point(|batch| *batch < really);
+        }
+    }
+
+    /// A batch of a node's disk is complete.
+    pub fn batch(&mut self, node: NodeId) {
+        *self.batches.entry(node).or_default() += 1;
+    }
+
+    /// A node starts with so many batches on its disk.
+    pub fn restart(&mut self, node: NodeId, batches: usize) {
+        self.batches.insert(node, batches);
+    }
+
+    /// A node's disk is found to hold just these blocks of a database, in this order, from these of its batches.
+    pub fn replace(&mut self, node: NodeId, database: DatabaseId, blocks: &[Block], batches: &[usize]) -> Copy {
+        let mut copy = Copy::default();
+        for block in blocks {
+            self.names.insert(block.hash(), block.dot());
+            self.blocks.entry((database, block.dot())).or_insert_with(|| block.clone());
+            copy.take(block);
+        }
+        copy.batches = batches.to_vec();
+        self.copies.insert((node, database), copy).unwrap_or_default()
+    }
+
+    /// The name of a block that some disk has taken, by its bytes.
+    #[must_use]
+    pub fn name(&self, bytes: &[u8]) -> Option<Dot> {
+        self.names.get(&BlockHash::of(bytes)).copied()
+    }
+
+    /// The state that a node's merged set gives; an error when the set is not causally closed.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn fold(&self, node: NodeId, database: DatabaseId) -> Result<Reference, String> {
+        let copy = self.copy(node, database);
+        let blocks: Vec<&Block> = copy.order.iter().filter_map(|dot| self.blocks.get(&(database, *dot))).collect();
+        // The reference panics on a set that is not closed: look first.
+        for block in &blocks {
+            if let Some(missing) = needs(block).find(|dot| !copy.covers(dot)) {
+                return Err(format!("{} is merged, but {missing} is not", block.dot()));
+            }
+        }
+        Ok(Reference::fold(blocks))
+    }
+}
+
+/// Everything that must be merged before a block.
+pub fn needs(block: &Block) -> impl Iterator<Item = Dot> + '_ {
+    let dot = block.dot();
+    let before = (dot.seq > 1).then(|| Dot { replica: dot.replica, seq: dot.seq - 1 });
+    let parents = block.parents().iter().map(|parent| parent.dot);
+    let superseded = block.ops().iter().flat_map(|op| op.superseded.iter().copied());
+    before.into_iter().chain(parents).chain(superseded)
+}
