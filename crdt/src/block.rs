@@ -70,7 +70,7 @@ impl Expiry {
 }
 
 /// What an op does to its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Change {
     /// Adds a value.
     Put {
@@ -81,6 +81,17 @@ pub enum Change {
     },
     /// Only removes.
     Tombstone,
+}
+
+impl std::fmt::Debug for Change {
+    // Values never appear in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Put { value, expiry: None } => write!(f, "Put({} bytes)", value.len()),
+            Self::Put { value, expiry: Some(expiry) } => write!(f, "Put({} bytes, until {})", value.len(), expiry.unix_ms()),
+            Self::Tombstone => f.write_str("Tombstone"),
+        }
+    }
 }
 
 /// A change of one key, and exactly the puts that it replaces.

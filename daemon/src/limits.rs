@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+pub use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_OP_SUPERSEDED, MAX_VALUE_BYTES};
 
 /// Longest body of a batch, in bytes: a block of 4 MiB in base64, with room for its keys and JSON.
 pub const MAX_BATCH_BODY_BYTES: usize = 8 << 20;
@@ -36,6 +36,8 @@ pub const STREAM_CHUNKS: usize = 2;
 pub const MAX_WAIT_MS: u64 = 60_000;
 /// Wait for a dot when the request names no time, in milliseconds.
 pub const DEFAULT_WAIT_MS: u64 = 5_000;
+/// Longest time to live that a put may ask for, in milliseconds: a hundred years.
+pub const MAX_TTL_MS: u64 = 100 * 365 * 24 * 3_600 * 1_000;
 /// How long a graceful stop waits for requests under way.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Shortest HTTP token, in bytes.

@@ -16,8 +16,10 @@ pub enum Code {
     BadKey,
     /// A database name that is none.
     BadDatabaseName,
-    /// A condition (`If-Match` and the like), which this version does not have.
+    /// A condition on a write that this server does not have.
     ConditionUnsupported,
+    /// A condition does not hold; `current` is the dot that is there.
+    ConditionFailed,
     /// No token, or one that is not known.
     Unauthorized,
     /// The token lacks the scope.
@@ -42,6 +44,8 @@ pub enum Code {
     ValueTooLong,
     /// The batch has too many ops or bytes.
     BatchTooLarge,
+    /// An op names too many dots as seen.
+    TooManySeen,
     /// The body is too long for the route.
     BodyTooLong,
     /// The query string is too long.
@@ -94,7 +98,8 @@ impl Code {
             Self::BadEncoding => (400, "Malformed percent-encoding"),
             Self::BadKey => (400, "Not a key"),
             Self::BadDatabaseName => (400, "Not a database name"),
-            Self::ConditionUnsupported => (501, "Conditions are not supported"),
+            Self::ConditionUnsupported => (501, "The condition is not supported"),
+            Self::ConditionFailed => (412, "The condition does not hold"),
             Self::Unauthorized => (401, "A token is needed"),
             Self::Forbidden => (403, "The token lacks the scope"),
             Self::HostRefused => (403, "Foreign Host"),
@@ -107,6 +112,7 @@ impl Code {
             Self::KeyTooLong => (413, "The key is too long"),
             Self::ValueTooLong => (413, "The value is too long"),
             Self::BatchTooLarge => (413, "The batch is too large"),
+            Self::TooManySeen => (413, "Too many dots are named"),
             Self::BodyTooLong => (413, "The body is too long"),
             Self::QueryTooLong => (414, "The query is too long"),
             Self::QueueFull => (429, "The write queue is full"),
@@ -169,6 +175,9 @@ pub struct Problem {
     /// The limit that was exceeded.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub limit: Option<usize>,
+    /// Where a condition does not hold: the dot of what is there, null when nothing is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub current: Option<Box<serde_json::Value>>,
     /// Whether the request's write exists.
     pub outcome: Outcome,
     /// Whether the same request may succeed later.
@@ -182,13 +191,21 @@ impl Problem {
         let (outcome, retry) = code.usual();
         let name = serde_json::to_value(code).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
         let kind = format!("urn:kvdb:problem:{name}");
-        Self { kind, title: title.into(), status, code, detail: detail.into(), limit: code.limit(), outcome, retry }
+        let (title, detail) = (title.into(), detail.into());
+        Self { kind, title, status, code, detail, limit: code.limit(), current: None, outcome, retry }
     }
 
     /// The same error with the limit that was exceeded.
     #[must_use]
     pub fn with_limit(mut self, limit: usize) -> Self {
         self.limit = Some(limit);
+        self
+    }
+
+    /// The same error with what is at the key.
+    #[must_use]
+    pub fn with_current(mut self, dot: Option<kvdb::Dot>) -> Self {
+        self.current = Some(Box::new(dot.map_or(serde_json::Value::Null, |dot| dot.to_string().into())));
         self
     }
 

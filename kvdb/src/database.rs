@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::{Change, DatabaseId, DatabaseName, Digest, Dot, Durability, Key, LocalOp, RequestId, Stamp, Store as _, View as _};
+use crdt::{DatabaseId, DatabaseName, Digest, Dot, Durability, Key, ReplicaId, Stamp, Store as _, View as _};
+use libp2p::PeerId;
 use tokio::sync::oneshot;
 
+use crate::batch::Batch;
 use crate::clock::wall_time;
 use crate::engine::port::{WriteError, Written};
 use crate::engine::shared::{Shared, WaitEnd};
-use crate::error::{CloseError, ReadError, WaitError, read_error};
+use crate::error::{CloseError, ReadAtError, ReadError, WaitError, read_error};
 use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_BYTES, MAX_PAGE_ITEMS};
 use crate::list::{Entry, ListItem, ListOptions, Page, visible, walk};
 use crate::node;
@@ -31,65 +33,6 @@ struct Inner {
     id: DatabaseId,
     shared: Arc<Shared>,
     node: Arc<node::Inner>,
-}
-
-/// Writes that become visible together, on every node. Building one costs time linear in its ops.
-///
-/// ```
-/// use kvdb::{Batch, Key};
-/// let batch = Batch::new().put(Key::parse("/a")?, "1").delete(Key::parse("/b")?);
-/// # Ok::<(), kvdb::KeyError>(())
-/// ```
-#[derive(Debug, Clone, Default)]
-pub struct Batch {
-    ops: Vec<LocalOp>,
-    durability: Option<Durability>,
-    request: Option<RequestId>,
-}
-
-impl Batch {
-    /// An empty batch.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Puts a value. The last op on a key counts.
-    #[must_use]
-    pub fn put(mut self, key: Key, value: impl Into<Bytes>) -> Self {
-        self.ops.push(LocalOp::new(key, Change::Put { value: value.into(), expiry: None }));
-        self
-    }
-
-    /// Deletes a key. The last op on a key counts.
-    #[must_use]
-    pub fn delete(mut self, key: Key) -> Self {
-        self.ops.push(LocalOp::new(key, Change::Tombstone));
-        self
-    }
-
-    /// Overrides the node's default durability.
-    #[must_use]
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = Some(durability);
-        self
-    }
-
-    /// Names the write, so that a retry with the same id returns the first outcome instead of writing again.
-    #[must_use]
-    pub fn request(mut self, request: RequestId) -> Self {
-        self.request = Some(request);
-        self
-    }
-
-    /// The number of ops.
-    pub fn len(&self) -> usize {
-        self.ops.len()
-    }
-
-    /// Whether there is no op.
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
 }
 
 /// Figures of a database on this node.
@@ -166,17 +109,23 @@ impl Database {
         Ok(self.batch(Batch::new().delete(key.clone())).await?.dot)
     }
 
-    /// Writes a batch: one block, visible as a whole on every node.
+    /// Writes a batch, or a single [`crate::Op`]: one block, visible as a whole on every node.
+    ///
+    /// The dot names the block. It stands for the value that an op has put only if the op's outcome is
+    /// [`crate::OpOutcome::Put`]: several callers' puts to one key may share a block, in which the last one counts, and the
+    /// others are told [`crate::OpOutcome::Replaced`].
     ///
     /// # Errors
-    /// See [`WriteError`]; a batch may have 16,384 ops and make a block of 4 MiB.
+    /// See [`WriteError`]; a batch may have 16,384 ops and make a block of 4 MiB. A condition that does not hold refuses all
+    /// of it, with the dot that is there.
     ///
     /// # Durability
     /// The batch's own, else the node's default.
     ///
     /// # Cancel safety
     /// Once polled the batch may be written even when the future is dropped; never half of it.
-    pub async fn batch(&self, batch: Batch) -> Result<Written, WriteError> {
+    pub async fn batch(&self, batch: impl Into<Batch>) -> Result<Written, WriteError> {
+        let batch = batch.into();
         if self.0.shared.is_closed() {
             return Err(WriteError::Closed);
         }
@@ -194,8 +143,8 @@ impl Database {
         let Some(winner) = row.winner(now) else { return Ok(None) };
         if let Some(value) = &winner.value {
             let siblings = row.visible(now).count();
-            let (dot, stamp, len) = (winner.dot, winner.stamp, winner.len);
-            return Ok(Some(Entry { key: key.clone(), value: value.clone(), len, dot, stamp, siblings }));
+            let (dot, stamp, expiry, len) = (winner.dot, winner.stamp, winner.expiry, winner.len);
+            return Ok(Some(Entry { key: key.clone(), value: value.clone(), len, dot, stamp, expiry, siblings }));
         }
         // The value is kept apart: read both from one snapshot, so that no write comes between.
         Ok(self.siblings(key)?.into_iter().next())
@@ -211,6 +160,27 @@ impl Database {
             let row = view.row(key).map_err(|error| read_error(&error))?;
             visible(&view, key, &row, wall_time())
         })
+    }
+
+    /// As [`Database::get`], once this node has merged the block of a dot: a dot returned by a write on any node gives
+    /// read-your-writes here. The value may be a later one.
+    ///
+    /// # Errors
+    /// When the block has not come in time, or as [`Database::get`].
+    pub async fn get_at(&self, key: &Key, dot: Dot, timeout: Duration) -> Result<Option<Entry>, ReadAtError> {
+        self.wait_for(dot, timeout).await?;
+        let (database, key) = (self.clone(), key.clone());
+        let read = tokio::task::spawn_blocking(move || database.get(&key)).await;
+        read.map_err(|error| ReadError::Store { cause: error.to_string() })?.map_err(ReadAtError::Read)
+    }
+
+    /// The node that writes under a replica id, as in a dot; `None` when none of its blocks has been merged here.
+    ///
+    /// # Errors
+    /// As [`Database::get`].
+    pub fn author(&self, replica: &ReplicaId) -> Result<Option<PeerId>, ReadError> {
+        let key = self.read(|store| store.author(&self.0.id, replica).map_err(|error| read_error(&error)))?;
+        Ok(key.and_then(|author| crate::net::gossip::peer_of(&author.public_key)))
     }
 
     /// One page of a listing: at least one item if there is any, 10,000 items or about 16 MiB at most.

@@ -103,6 +103,18 @@ pub enum WaitError {
     Closed,
 }
 
+/// Why a read that waits for a dot failed.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum ReadAtError {
+    /// The dot has not come.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// The read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
 /// Why a node or database did not close cleanly; it is closed all the same.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]

@@ -19,6 +19,7 @@
 #![deny(missing_docs)]
 
 mod backend;
+pub mod batch;
 mod clock;
 pub mod database;
 pub mod engine;
@@ -33,13 +34,14 @@ pub mod store;
 pub mod stream;
 pub mod watch;
 
+pub use batch::{Batch, Op};
 pub use crdt::{
-    DatabaseId, DatabaseName, DatabaseNameError, Digest, Dot, Durability, Key, KeyError, OpOutcome, Order, Prefix, RequestId,
-    Stamp, WriteRefusal,
+    DatabaseId, DatabaseName, DatabaseNameError, Digest, Dot, Durability, Expiry, Key, KeyError, OpOutcome, Order, Prefix,
+    ReplicaId, RequestId, Stamp, WriteRefusal,
 };
-pub use database::{Batch, Database, DatabaseStats};
+pub use database::{Database, DatabaseStats};
 pub use engine::port::{WriteError, Written};
-pub use error::{CloseError, OpenDatabaseError, OpenError, ReadError, WaitError};
+pub use error::{CloseError, OpenDatabaseError, OpenError, ReadAtError, ReadError, WaitError};
 pub use libp2p::identity::Keypair;
 pub use libp2p::{Multiaddr, PeerId};
 pub use list::{After, Entry, ListItem, ListOptions, Page};

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::str::FromStr;
 
 use bytes::Bytes;
-use crdt::{Dot, Key, KeyError, KeyRange, Order, Prefix, Projection, Row, Sibling, Stamp, View, WallTime};
+use crdt::{Dot, Expiry, Key, KeyError, KeyRange, Order, Prefix, Projection, Row, Sibling, Stamp, View, WallTime};
 
 use crate::error::{ReadError, read_error};
 
@@ -22,6 +22,8 @@ pub struct Entry {
     pub dot: Dot,
     /// That block's stamp.
     pub stamp: Stamp,
+    /// When the value stops being visible, if ever.
+    pub expiry: Option<Expiry>,
     /// How many values are alive at the key; more than 1 is a conflict that a later write resolves.
     pub siblings: usize,
 }
@@ -102,12 +104,14 @@ pub struct ListOptions {
     pub keys_only: bool,
     /// Folds everything below the next `/` after the prefix into one common prefix.
     pub delimiter: bool,
+    /// Only keys with more than one value alive. The cost follows what is looked at.
+    pub conflicts: bool,
 }
 
 impl ListOptions {
     /// Everything below the prefix, ascending, with values.
     pub fn new(prefix: Prefix) -> Self {
-        Self { prefix, after: None, limit: None, order: Order::Ascending, keys_only: false, delimiter: false }
+        Self { prefix, after: None, limit: None, order: Order::Ascending, keys_only: false, delimiter: false, conflicts: false }
     }
 
     /// Goes on after this place.
@@ -135,6 +139,13 @@ impl ListOptions {
     #[must_use]
     pub fn keys_only(mut self) -> Self {
         self.keys_only = true;
+        self
+    }
+
+    /// Only keys with more than one value alive: concurrent writes that nobody has resolved yet.
+    #[must_use]
+    pub fn conflicts(mut self) -> Self {
+        self.conflicts = true;
         self
     }
 
@@ -174,6 +185,9 @@ pub(crate) fn walk<V: View>(
         for row in view.scan(range.clone(), options.order, projection) {
             let (key, row) = row.map_err(|error| read_error(&error))?;
             let Some(winner) = row.winner(now) else { continue };
+            if options.conflicts && row.visible(now).nth(1).is_none() {
+                continue;
+            }
             let folded = if options.delimiter { folded(&key, skip) } else { None };
             if let Some(prefix) = folded {
                 pass(&mut range, options.order, &prefix);
@@ -186,7 +200,8 @@ pub(crate) fn walk<V: View>(
             let siblings = row.visible(now).count();
             let value = if options.keys_only { Bytes::new() } else { value(view, &key, winner)? };
             left -= 1;
-            let entry = Entry { dot: winner.dot, stamp: winner.stamp, siblings, len: winner.len, value, key };
+            let (dot, stamp, expiry, len) = (winner.dot, winner.stamp, winner.expiry, winner.len);
+            let entry = Entry { key, value, len, dot, stamp, expiry, siblings };
             if !take(ListItem::Entry(entry)) || left == 0 {
                 return Ok(());
             }
@@ -204,7 +219,8 @@ pub(crate) fn visible<V: View>(view: &V, key: &Key, row: &Row, now: WallTime) ->
     let siblings = row.visible(now).count();
     let entry = |sibling: &Sibling| {
         let value = value(view, key, sibling)?;
-        Ok(Entry { key: key.clone(), value, len: sibling.len, dot: sibling.dot, stamp: sibling.stamp, siblings })
+        let (dot, stamp, expiry, len) = (sibling.dot, sibling.stamp, sibling.expiry, sibling.len);
+        Ok(Entry { key: key.clone(), value, len, dot, stamp, expiry, siblings })
     };
     row.visible(now).map(entry).collect()
 }

@@ -1,8 +1,13 @@
 //! The library as its users call it: one node on a real disk, without a network.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
-use kvdb::{Batch, Database, Key, KeyError, ListItem, ListOptions, Node, NodeOptions, Prefix, WriteError, WriteRefusal};
+use kvdb::{
+    Batch, Database, Dot, Key, KeyError, ListItem, ListOptions, Node, NodeOptions, Op, OpOutcome, Prefix, ReadAtError, WaitError,
+    WriteError, WriteRefusal,
+};
 use tempfile::TempDir;
 
 async fn open() -> (TempDir, Node, Database) {
@@ -88,5 +93,64 @@ async fn r05_a_bad_batch_leaves_one_built_beside_it_alone() {
     assert!(matches!(bad, Err(WriteError::Refused(WriteRefusal::ValueTooLarge { .. }))), "{bad:?}");
     assert!(good.unwrap().dot.is_some());
     assert_eq!(keys(&database, "/"), ["/good/1", "/good/2"]);
+    node.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn conditions_dots_seen_and_expiry_as_a_caller_uses_them() {
+    let (_dir, node, database) = open().await;
+    let (k, j) = (key("/k"), key("/j"));
+    let first = database.batch(Op::put(k.clone(), "1").if_absent()).await.unwrap();
+    let refused = database.batch(Op::put(k.clone(), "2").if_absent()).await.unwrap_err();
+    let WriteError::Refused(WriteRefusal::Condition { key: at, current }) = &refused else { panic!("{refused:?}") };
+    assert_eq!((at, *current), (&k, first.dot));
+    assert!(refused.to_string().contains(&first.dot.unwrap().to_string()), "{refused}");
+    let both = Batch::new().put(j.clone(), "x").op(Op::delete(k.clone()).if_match(first.dot.unwrap()));
+    assert_eq!(database.batch(both).await.unwrap().ops, [OpOutcome::Put, OpOutcome::Deleted]);
+    // A value that somebody else has put meanwhile stays beside that of a writer who has not seen it.
+    let seen = database.put(&k, "read").await.unwrap();
+    let beside = database.batch(Op::put(k.clone(), "theirs").seen([])).await.unwrap();
+    database.batch(Op::put(k.clone(), "mine").seen([seen])).await.unwrap();
+    let siblings = database.siblings(&k).unwrap();
+    assert_eq!(siblings.iter().map(|entry| entry.value.as_ref()).collect::<Vec<_>>(), [&b"mine"[..], b"theirs"]);
+    assert_eq!(Some(siblings[1].dot), beside.dot);
+    assert_eq!(database.author(&seen.replica).unwrap(), Some(node.peer_id()));
+    let conflicts = database.list(&ListOptions::new(Prefix::root()).conflicts()).unwrap();
+    assert!(matches!(conflicts.items.as_slice(), [ListItem::Entry(entry)] if entry.key == k && entry.siblings == 2));
+    // What has expired is not there for a read nor for a condition; what was put without an expiry surfaces.
+    database.batch(Op::put_for(k.clone(), "soon", Duration::ZERO).seen([])).await.unwrap();
+    assert_eq!(database.get(&k).unwrap().unwrap().value.as_ref(), b"mine");
+    database.batch(Op::put_for(j.clone(), "gone", Duration::ZERO)).await.unwrap();
+    assert_eq!((database.get(&j).unwrap(), database.delete(&j).await.unwrap()), (None, None));
+    database.batch(Op::put_for(j.clone(), "for ever", Duration::MAX).if_absent()).await.unwrap();
+    assert!(database.get(&j).unwrap().unwrap().expiry.is_some());
+    node.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_read_at_a_dot_waits_and_never_answers_from_before_it() {
+    let (_dir, node, database) = open().await;
+    let k = key("/k");
+    let dot = database.put(&k, "1").await.unwrap();
+    let next = Dot { seq: dot.seq + 1, ..dot };
+    let early = database.get_at(&k, next, Duration::from_millis(1)).await.unwrap_err();
+    assert!(matches!(early, ReadAtError::Wait(WaitError::NotCovered { dot, .. }) if dot == next), "{early}");
+    let reader = database.get_at(&k, next, Duration::from_secs(60));
+    let (read, put) = tokio::join!(reader, database.put(&k, "2"));
+    assert_eq!((read.unwrap().unwrap().value.as_ref(), put.unwrap()), (&b"2"[..], next));
+    assert_eq!(database.get_at(&key("/none"), next, Duration::ZERO).await.unwrap(), None);
+    node.close().await.unwrap();
+    assert!(matches!(database.get_at(&k, next, Duration::ZERO).await, Err(ReadAtError::Read(_) | ReadAtError::Wait(_))));
+}
+
+#[tokio::test]
+async fn r16_values_stay_out_of_debug_output() {
+    let (_dir, node, database) = open().await;
+    let op = || Op::put(key("/k"), "hunter2").if_absent();
+    database.batch(op()).await.unwrap();
+    let page = database.list(&ListOptions::new(Prefix::root())).unwrap();
+    let shown = format!("{:?} {:?} {page:?} {:?}", op(), Batch::from(op()), database.get(&key("/k")).unwrap());
+    // As text and as the bytes of it.
+    assert!(shown.contains("/k") && !shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
     node.close().await.unwrap();
 }

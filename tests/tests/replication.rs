@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kvdb::{Database, Dot, Durability, Key, NetworkKey, NetworkOptions, Node, NodeOptions, PeerId};
+use kvdb::{
+    Batch, Database, Dot, Durability, Key, NetworkKey, NetworkOptions, Node, NodeOptions, Op, OpOutcome, PeerId, RequestId,
+};
 use tempfile::TempDir;
 
 /// How long anything may take on a slow machine; nothing is measured by it.
@@ -204,4 +206,17 @@ async fn a_network_key_and_an_allow_list_let_in_whom_they_name_only() {
     let refused = stranger.db.wait_for(dot, Duration::from_millis(500)).await;
     assert!(refused.is_err(), "a stranger got what it must not see");
     assert!(guarded.node.peers().iter().all(|peer| peer.peer == friend.node.peer_id()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_at_another_node_gets_the_first_outcome_and_a_read_there_sees_the_write() {
+    let (a, b) = (start(network()).await, start(network()).await);
+    b.connect(&a).await;
+    let write = || Batch::from(Op::put(key("/k"), "1").if_absent()).request(RequestId([7; 16]));
+    let dot = a.db.batch(write()).await.unwrap().dot.unwrap();
+    assert_eq!(b.db.get_at(&key("/k"), dot, PATIENCE).await.unwrap().unwrap().dot, dot);
+    let retried = b.db.batch(write()).await.unwrap();
+    assert_eq!((retried.dot, retried.ops), (Some(dot), vec![OpOutcome::Repeated]));
+    assert_eq!(b.db.author(&dot.replica).unwrap(), Some(a.node.peer_id()));
+    assert_equal(&[a, b]);
 }

@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use kvdb::DatabaseName;
+use kvdb::{DatabaseName, Dot};
 
 use crate::config::RunFlags;
 
@@ -13,7 +14,7 @@ use crate::config::RunFlags;
 #[command(
     name = "kvdb",
     version,
-    after_help = "Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached, retry; 4 outcome unknown."
+    after_help = "Exit codes: 0 done; 1 absent, or a condition does not hold; 2 bad input; 3 not reached, retry; 4 outcome unknown."
 )]
 pub(super) struct Cli {
     #[command(subcommand)]
@@ -38,6 +39,13 @@ pub(super) enum Command {
     /// Show changes as they come, one a line, until stopped
     #[command(after_help = WATCH_HELP)]
     Watch(WatchArgs),
+    /// Write several ops, visible together: one JSON op a line
+    #[command(after_help = BATCH_HELP)]
+    Batch(BatchArgs),
+    /// Show all values alive at a key, the winner first
+    Siblings(SiblingsArgs),
+    /// List keys with more than one value alive: concurrent writes that nobody has resolved yet
+    Conflicts(ConflictsArgs),
     /// Show the node: addresses, databases, peers
     Status(ShowArgs),
     /// Show the peers, or connect to one
@@ -70,6 +78,10 @@ What has expired is shown as deleted only once something else changes the key.";
 const TRANSFER_HELP: &str = "\
 A record is {\"key\": \"/a\", \"encoding\": \"utf8\" or \"base64\", \"value\": \"...\"}; an export ends with {\"end\": {\"count\": n}}.
 An import may be repeated: it puts the same values again.";
+
+const BATCH_HELP: &str = "\
+An op is {\"put\": key, \"value\": text} or {\"delete\": key}. A put may have \"encoding\": \"base64\" and \"ttl_ms\": n; both may
+have \"if_absent\": true, \"if_match\": dot, \"seen\": [dot, ...]. A condition that does not hold refuses all ops (exit code 1).";
 
 #[derive(Args)]
 pub(super) struct InitArgs {
@@ -119,6 +131,51 @@ pub(super) struct WriteArgs {
     pub(super) durability: Option<String>,
 }
 
+/// What must hold for a write, and what it replaces.
+#[derive(Args)]
+pub(super) struct TermsArgs {
+    /// Only if nothing is at the key
+    #[arg(long, conflicts_with = "if_match")]
+    pub(super) if_absent: bool,
+    /// Only if this is the dot of what is at the key
+    #[arg(long, value_name = "DOT")]
+    pub(super) if_match: Option<Dot>,
+    /// Replace only these of the values at the key; what else is there stays as a sibling
+    #[arg(long, value_name = "DOT,...", value_delimiter = ',')]
+    pub(super) seen: Vec<Dot>,
+    #[command(flatten)]
+    pub(super) request: RequestArgs,
+}
+
+/// Which write this is.
+#[derive(Args)]
+pub(super) struct RequestArgs {
+    /// The id of this write, 32 hex digits: a retry with the same id returns the first outcome
+    #[arg(long, value_name = "ID", value_parser = request_id)]
+    pub(super) request: Option<String>,
+}
+
+fn request_id(text: &str) -> Result<String, String> {
+    let is_id = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id.then(|| text.to_ascii_lowercase()).ok_or_else(|| "32 hex digits are needed".to_owned())
+}
+
+/// A whole number with a unit.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err("a whole number with a unit is needed: ms, s, m, h or d".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a whole number is needed before the unit".to_owned())?;
+    number.checked_mul(unit).map(Duration::from_millis).ok_or_else(|| "it is too long".to_owned())
+}
+
 #[derive(Args)]
 pub(super) struct PutArgs {
     pub(super) key: String,
@@ -127,6 +184,11 @@ pub(super) struct PutArgs {
     /// A file with the value; `-` is standard input
     #[arg(long, conflicts_with = "value")]
     pub(super) file: Option<PathBuf>,
+    /// How long the value is to live, as 90s, 15m, 12h, 7d or 250ms
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(super) ttl: Option<Duration>,
+    #[command(flatten)]
+    pub(super) terms: TermsArgs,
     #[command(flatten)]
     pub(super) write: WriteArgs,
     #[command(flatten)]
@@ -140,12 +202,70 @@ pub(super) struct GetArgs {
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
+    pub(super) at: AtArgs,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+/// Which writes a read must see.
+#[derive(Args)]
+pub(super) struct AtArgs {
+    /// Only once the node has the write of this dot, wherever it was made
+    #[arg(long, value_name = "DOT")]
+    pub(super) at: Option<Dot>,
+    /// How long to wait for it [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = duration, requires = "at")]
+    pub(super) wait: Option<Duration>,
+}
+
+#[derive(Args)]
+pub(super) struct SiblingsArgs {
+    pub(super) key: String,
+    /// A JSON document with values, instead of one line for each
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) at: AtArgs,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ConflictsArgs {
+    /// Only keys below this prefix
+    #[arg(default_value = "/")]
+    pub(super) prefix: String,
+    /// At most this many lines
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) limit: Option<u32>,
+    /// Only what comes after this line of an earlier listing
+    #[arg(long, value_name = "LINE")]
+    pub(super) after: Option<String>,
+    /// JSON records with dots and the winners' values, one a line, instead of keys
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct BatchArgs {
+    /// The file with the ops; `-` is standard input
+    #[arg(default_value = "-")]
+    pub(super) file: PathBuf,
+    #[command(flatten)]
+    pub(super) request: RequestArgs,
+    #[command(flatten)]
+    pub(super) write: WriteArgs,
+    #[command(flatten)]
     pub(super) client: ClientArgs,
 }
 
 #[derive(Args)]
 pub(super) struct RmArgs {
     pub(super) key: String,
+    #[command(flatten)]
+    pub(super) terms: TermsArgs,
     #[command(flatten)]
     pub(super) write: WriteArgs,
     #[command(flatten)]

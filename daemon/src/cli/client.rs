@@ -53,8 +53,23 @@ impl Client {
 
     /// Sends a request. A failure says whether a write may have happened.
     pub(super) fn send(&self, method: Method, path: &str, kind: &str, body: &[u8]) -> Result<Response<Body>, Failure> {
+        self.send_with(method, path, kind, None, body)
+    }
+
+    /// As [`Client::send`], with one more header.
+    fn send_with(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        header: Option<(&str, &str)>,
+        body: &[u8],
+    ) -> Result<Response<Body>, Failure> {
         let reads = method == Method::GET;
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.server));
+        if let Some((name, value)) = header {
+            request = request.header(name, value);
+        }
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
@@ -116,9 +131,26 @@ impl DatabaseClient {
         self.client.send(method, &format!("{}/{below}", self.path), kind, body)
     }
 
+    /// As [`DatabaseClient::send`], with one more header.
+    pub(super) fn send_with(
+        &self,
+        method: Method,
+        below: &str,
+        kind: &str,
+        header: Option<(&str, &str)>,
+        body: &[u8],
+    ) -> Result<Response<Body>, Failure> {
+        self.client.send_with(method, &format!("{}/{below}", self.path), kind, header, body)
+    }
+
     /// The listing with these parameters, record by record.
     pub(super) fn list(&self, query: &str) -> Result<Records<impl Read + use<>>, Failure> {
-        let response = self.send(Method::GET, &format!("list?{query}"), "", &[])?;
+        self.records(&format!("list?{query}"))
+    }
+
+    /// A listing from any path below the database.
+    pub(super) fn records(&self, below: &str) -> Result<Records<impl Read + use<>>, Failure> {
+        let response = self.send(Method::GET, below, "", &[])?;
         Ok(Records { lines: Lines::new(response.into_body().into_reader()), done: false })
     }
 }

@@ -11,7 +11,7 @@ use crate::problem::{Code, Outcome, Problem};
 pub(super) enum Exit {
     /// Not a failure: whoever reads the output has seen enough.
     Done = 0,
-    /// The key is not there.
+    /// The key is not there, or a condition does not hold.
     Absent = 1,
     /// What was asked is wrong; the same again fails again.
     BadInput = 2,
@@ -72,7 +72,7 @@ impl Failure {
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
         let exit = match problem.code {
-            Code::KeyNotFound => Exit::Absent,
+            Code::KeyNotFound | Code::ConditionFailed => Exit::Absent,
             _ if problem.outcome != Outcome::NotWritten => Exit::Unknown,
             _ if problem.retry || problem.status >= 500 && problem.status != 501 => Exit::Retry,
             _ => Exit::BadInput,
@@ -89,6 +89,7 @@ mod tests {
     fn problems_map_to_exit_codes() {
         for (code, exit) in [
             (Code::KeyNotFound, Exit::Absent),
+            (Code::ConditionFailed, Exit::Absent),
             (Code::DatabaseNotFound, Exit::BadInput),
             (Code::ValueTooLong, Exit::BadInput),
             (Code::Unauthorized, Exit::BadInput),

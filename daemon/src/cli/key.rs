@@ -1,14 +1,14 @@
-//! `put`, `get`, `rm`.
+//! `put`, `get`, `rm`, `siblings`.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Read, Write as _};
 
 use kvdb::Key;
-use serde_json::json;
+use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::args::{GetArgs, PutArgs, RmArgs, WriteArgs};
-use super::client::{DatabaseClient, key_path, read_body, read_json};
+use super::args::{AtArgs, GetArgs, PutArgs, RmArgs, SiblingsArgs, TermsArgs, WriteArgs};
+use super::client::{DatabaseClient, encode, key_path, read_body, read_json};
 use super::failure::{Exit, Failure};
 use crate::encoding::Encoding;
 use crate::limits::MAX_VALUE_BYTES;
@@ -20,15 +20,19 @@ pub(super) fn put(args: &PutArgs) -> Result<(), Failure> {
     if value.len() > MAX_VALUE_BYTES {
         return Err(Failure::bad_input(format!("the value has more than {MAX_VALUE_BYTES} bytes, which is the limit")));
     }
-    let path = key_path(&key) + &durability(&args.write);
+    let (mut query, condition) = terms(&args.terms, &args.write);
+    query.extend(args.ttl.map(|ttl| format!("ttl_ms={}", ttl.as_millis())));
+    let path = key_path(&key) + &joined(&query);
     let client = DatabaseClient::new(&args.client)?;
-    client.send(Method::PUT, &path, "application/octet-stream", &value).map(drop)
+    let header = condition.as_ref().map(|(name, value)| (*name, value.as_str()));
+    client.send_with(Method::PUT, &path, "application/octet-stream", header, &value).map(drop)
 }
 
 /// `kvdb get`
 pub(super) fn get(args: &GetArgs) -> Result<(), Failure> {
     let key = parse(&args.key)?;
-    let response = DatabaseClient::new(&args.client)?.send(Method::GET, &key_path(&key), "", &[])?;
+    let path = key_path(&key) + &joined(&at(&args.at));
+    let response = DatabaseClient::new(&args.client)?.send(Method::GET, &path, "", &[])?;
     let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let (dot, stamp) = (header("kvdb-dot"), header("kvdb-stamp"));
     let value = read_body(response, true)?;
@@ -46,18 +50,68 @@ pub(super) fn get(args: &GetArgs) -> Result<(), Failure> {
 /// `kvdb rm`
 pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
     let key = parse(&args.key)?;
-    let path = key_path(&key) + &durability(&args.write);
-    let response = DatabaseClient::new(&args.client)?.send(Method::DELETE, &path, "", &[])?;
-    let answer: serde_json::Value = read_json(response, false)?;
+    let (query, condition) = terms(&args.terms, &args.write);
+    let path = key_path(&key) + &joined(&query);
+    let header = condition.as_ref().map(|(name, value)| (*name, value.as_str()));
+    let response = DatabaseClient::new(&args.client)?.send_with(Method::DELETE, &path, "", header, &[])?;
+    let answer: Value = read_json(response, false)?;
     match answer.get("dot") {
-        Some(serde_json::Value::Null) => Err(Failure::new(Exit::Absent, format!("there is nothing at {key}"))),
+        Some(Value::Null) => Err(Failure::new(Exit::Absent, format!("there is nothing at {key}"))),
         _ => Ok(()),
     }
 }
 
-/// The query that asks for a durability.
-pub(super) fn durability(args: &WriteArgs) -> String {
-    args.durability.as_ref().map(|word| format!("?durability={word}")).unwrap_or_default()
+/// `kvdb siblings`
+pub(super) fn siblings(args: &SiblingsArgs) -> Result<(), Failure> {
+    let key = parse(&args.key)?;
+    let mut query = at(&args.at);
+    query.push(format!("key={}", encode(key.as_str())));
+    let response = DatabaseClient::new(&args.client)?.send(Method::GET, &format!("siblings{}", joined(&query)), "", &[])?;
+    let answer: Value = read_json(response, true)?;
+    let siblings = answer.get("siblings").and_then(Value::as_array).cloned().unwrap_or_default();
+    if siblings.is_empty() {
+        return Err(Failure::new(Exit::Absent, format!("there is nothing at {key}")));
+    }
+    let text = if args.json { format!("{answer}\n") } else { siblings.iter().map(line).collect() };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
+}
+
+/// One sibling without its value.
+fn line(sibling: &Value) -> String {
+    let word = |field: &str| sibling.get(field).and_then(Value::as_str).unwrap_or("-").to_owned();
+    let expires = sibling.get("expires_ms").and_then(Value::as_u64).map(|ms| format!(" expires_ms={ms}")).unwrap_or_default();
+    format!("{} stamp={} author={}{expires}\n", word("dot"), word("stamp"), word("author"))
+}
+
+/// Parameters of a write, and the header that states its condition.
+fn terms(args: &TermsArgs, write: &WriteArgs) -> (Vec<String>, Option<(&'static str, String)>) {
+    let mut query = durability(write);
+    if !args.seen.is_empty() {
+        let dots: Vec<String> = args.seen.iter().map(ToString::to_string).collect();
+        query.push(format!("seen={}", dots.join(",")));
+    }
+    query.extend(args.request.request.as_ref().map(|id| format!("request={id}")));
+    let condition = match &args.if_match {
+        Some(dot) => Some(("if-match", format!("\"{dot}\""))),
+        None => args.if_absent.then(|| ("if-none-match", "*".to_owned())),
+    };
+    (query, condition)
+}
+
+fn at(args: &AtArgs) -> Vec<String> {
+    let at = args.at.as_ref().map(|dot| format!("at={dot}"));
+    at.into_iter().chain(args.wait.map(|wait| format!("wait={}", wait.as_millis()))).collect()
+}
+
+/// The parameter that asks for a durability.
+pub(super) fn durability(args: &WriteArgs) -> Vec<String> {
+    args.durability.iter().map(|word| format!("durability={word}")).collect()
+}
+
+/// A query string of parameters, if there are any.
+pub(super) fn joined(parameters: &[String]) -> String {
+    if parameters.is_empty() { String::new() } else { format!("?{}", parameters.join("&")) }
 }
 
 fn parse(text: &str) -> Result<Key, Failure> {

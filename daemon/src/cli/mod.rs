@@ -1,9 +1,10 @@
 //! The command line.
 //!
-//! Exit codes: 0 done; 1 absent; 2 bad input; 3 not reached or refused for now, retry; 4 the outcome of a write is not
+//! Exit codes: 0 done; 1 absent, or a condition does not hold; 2 bad input; 3 not reached or refused for now, retry; 4 the outcome of a write is not
 //! known. An error is one line on standard error.
 
 mod args;
+mod batch;
 mod client;
 mod failure;
 mod key;
@@ -46,6 +47,9 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Rm(args) => key::rm(&args),
         Command::Ls(args) => list::ls(&args),
         Command::Watch(args) => watch::watch(&args),
+        Command::Batch(args) => batch::batch(&args),
+        Command::Siblings(args) => key::siblings(&args),
+        Command::Conflicts(args) => list::conflicts(&args),
         Command::Status(args) => node::status(&args),
         Command::Peers(args) => node::peers(&args),
         Command::Db(args) => node::db(&args),

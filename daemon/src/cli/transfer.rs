@@ -12,7 +12,7 @@ use ureq::http::Method;
 use super::args::{ExportArgs, ImportArgs};
 use super::client::{DatabaseClient, Lines, Next, encode, read_body};
 use super::failure::Failure;
-use super::key::durability;
+use super::key::{durability, joined};
 use crate::encoding::Encoding;
 use crate::limits::{IMPORT_ATTEMPTS, IMPORT_BATCH_BYTES, IMPORT_BATCH_OPS, IMPORT_PAUSE, MAX_VALUE_BYTES};
 use crate::problem::Code;
@@ -79,7 +79,7 @@ pub(super) fn import(args: &ImportArgs) -> Result<(), Failure> {
     let client = DatabaseClient::new(&args.client)?;
     let mut import = Import {
         client,
-        path: format!("batch{}", durability(&args.write)),
+        path: format!("batch{}", joined(&durability(&args.write))),
         ops: Vec::new(),
         bytes: 0,
         imported: 0,

@@ -15,7 +15,7 @@ use super::body::Upload;
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
-use super::{database, keys, list, metrics, node, watch};
+use super::{batch, database, keys, list, metrics, node, watch};
 use crate::config::HttpConfig;
 use crate::problem::{Code, Problem};
 
@@ -125,8 +125,9 @@ impl App {
                     KeyMethod::Delete => keys::delete(&database, text, call).await,
                 }
             }
-            Route::List(name) => list::list(&self.database(&name).await?, call),
-            Route::Batch(name) => database::batch(&self.database(&name).await?, call).await,
+            Route::List(name) => list::list(&self.database(&name).await?, list::Which::All, call).await,
+            Route::Conflicts(name) => list::list(&self.database(&name).await?, list::Which::Conflicts, call).await,
+            Route::Batch(name) => batch::batch(&self.database(&name).await?, call).await,
             Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,
             Route::Wait(name) => database::wait(&self.database(&name).await?, call).await,
             Route::Watch(name) => watch::watch(self, self.database(&name).await?, call).await,

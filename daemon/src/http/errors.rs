@@ -7,6 +7,7 @@ use kvdb::{
     DatabaseNameError, DialError, KeyError, OpenDatabaseError, ReadError, WaitError, WatchError, WriteError, WriteRefusal,
 };
 
+use super::keys::text_header;
 use crate::limits;
 use crate::problem::{Code, Problem};
 
@@ -19,6 +20,9 @@ impl IntoResponse for Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if self.code == Code::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(dot) = self.current.as_deref().and_then(serde_json::Value::as_str) {
+            headers.insert(header::ETAG, text_header(&format!("\"{dot}\"")));
         }
         if self.retry && self.status != 408 {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
@@ -63,6 +67,8 @@ impl From<WriteRefusal> for Problem {
         let detail = refusal.to_string();
         match refusal {
             WriteRefusal::TooManyOps { .. } => Self::new(Code::BatchTooLarge, detail).with_limit(limits::MAX_BLOCK_OPS),
+            WriteRefusal::Condition { current, .. } => Self::new(Code::ConditionFailed, detail).with_current(current),
+            WriteRefusal::TooManySeen { .. } => Self::new(Code::TooManySeen, detail).with_limit(limits::MAX_OP_SUPERSEDED),
             WriteRefusal::ValueTooLarge { .. } => Self::new(Code::ValueTooLong, detail),
             WriteRefusal::BatchTooLarge { .. } => Self::new(Code::BatchTooLarge, detail).with_limit(limits::MAX_BLOCK_BYTES),
             _ => Self::new(Code::BadRequest, detail),

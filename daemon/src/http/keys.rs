@@ -3,12 +3,14 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
-use kvdb::{Database, Dot, Entry, Key};
-use serde_json::json;
+use kvdb::{Database, Dot, Entry, Key, Op, OpOutcome, Written};
+use serde_json::{Value, json};
 
-use super::app::{Call, blocking, durability, json};
+use super::app::{Call, blocking, json};
+use super::batch::word;
 use super::body;
 use super::route::Query;
+use super::terms::{Terms, cover, ttl};
 use crate::encoding::Encoding;
 use crate::limits::MAX_VALUE_BYTES;
 use crate::problem::{Code, Problem};
@@ -16,60 +18,82 @@ use crate::problem::{Code, Problem};
 /// `GET` and `HEAD`: the winner's bytes.
 pub(super) async fn get(database: Database, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
     let key = key(text, &mut call.query)?;
+    cover(&database, &mut call.query).await?;
     call.query.finish()?;
     let wanted = key.clone();
     let entry = blocking(move || Ok(database.get(&wanted)?)).await?;
     let entry = entry.ok_or_else(|| Problem::new(Code::KeyNotFound, format!("there is nothing at {key}")))?;
-    let mut response = Response::new(Body::from(entry.value.clone()));
+    let known = is_known(&call.headers, &entry.dot);
+    let mut response = Response::new(if known { Body::empty() } else { Body::from(entry.value.clone()) });
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(entry.value.len()));
-    name_dot(headers, entry.dot);
+    if !known {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(entry.value.len()));
+    }
+    headers.insert(header::ETAG, text_header(&format!("\"{}\"", entry.dot)));
+    headers.insert("kvdb-dot", text_header(&entry.dot.to_string()));
     headers.insert("kvdb-stamp", text_header(&entry.stamp.to_string()));
     headers.insert("kvdb-siblings", HeaderValue::from(entry.siblings));
+    if let Some(expiry) = entry.expiry {
+        headers.insert("kvdb-expires-ms", HeaderValue::from(expiry.unix_ms()));
+    }
+    if known {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+    }
     Ok(response)
+}
+
+/// Whether the client has this value by its own word. Weak tags match as well: a dot names bytes.
+fn is_known(headers: &HeaderMap, dot: &Dot) -> bool {
+    let dot = dot.to_string();
+    let tags = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let known = |tag: &str| tag == "*" || tag.trim_start_matches("W/").trim_matches('"') == dot;
+    tags.flat_map(|tags| tags.split(',')).any(|tag| known(tag.trim()))
 }
 
 /// `PUT`: the body becomes the value.
 pub(super) async fn put(database: &Database, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
-    refuse_conditions(&call.headers)?;
+    let terms = Terms::take(&call.headers, &mut call.query)?;
     let key = key(text, &mut call.query)?;
-    let durability = durability(&mut call.query)?;
+    let ttl = ttl(&mut call.query)?;
     call.query.finish()?;
     let value = body::read(call.body, &call.headers, MAX_VALUE_BYTES, Code::ValueTooLong).await?;
-    let dot = match durability {
-        Some(durability) => database.put_with(&key, value, durability).await?,
-        None => database.put(&key, value).await?,
+    let op = match ttl {
+        Some(ttl) => Op::put_for(key, value, ttl),
+        None => Op::put(key, value),
     };
-    written(Some(dot))
+    written(&database.batch(terms.apply(op)).await?)
 }
 
 /// `DELETE`; the dot is null when there was nothing.
 pub(super) async fn delete(database: &Database, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
-    refuse_conditions(&call.headers)?;
+    let terms = Terms::take(&call.headers, &mut call.query)?;
     let key = key(text, &mut call.query)?;
-    let durability = durability(&mut call.query)?;
     call.query.finish()?;
-    let dot = match durability {
-        Some(durability) => database.batch(kvdb::Batch::new().delete(key).durability(durability)).await?.dot,
-        None => database.delete(&key).await?,
-    };
-    written(dot)
+    written(&database.batch(terms.apply(Op::delete(key))).await?)
 }
 
 /// `GET …/siblings?key=`: all values alive at the key, winner first.
 pub(super) async fn siblings(database: Database, mut call: Call) -> Result<Response, Problem> {
     let key = key(None, &mut call.query)?;
+    cover(&database, &mut call.query).await?;
     call.query.finish()?;
     let wanted = key.clone();
-    let found = blocking(move || Ok(database.siblings(&wanted)?)).await?;
-    let siblings: Vec<serde_json::Value> = found.iter().map(sibling).collect();
+    let read = move || {
+        let found = database.siblings(&wanted)?;
+        found.iter().map(|entry| sibling(&database, entry)).collect::<Result<Vec<Value>, Problem>>()
+    };
+    let siblings = blocking(read).await?;
     json(StatusCode::OK, &json!({ "key": key.as_str(), "siblings": siblings }))
 }
 
-fn sibling(entry: &Entry) -> serde_json::Value {
+fn sibling(database: &Database, entry: &Entry) -> Result<Value, Problem> {
     let (encoding, value) = Encoding::encode(&entry.value);
-    json!({ "dot": entry.dot.to_string(), "stamp": entry.stamp.to_string(), "encoding": encoding, "value": value })
+    let author = database.author(&entry.dot.replica)?.map(|peer| peer.to_string());
+    Ok(json!({
+        "dot": entry.dot.to_string(), "stamp": entry.stamp.to_string(), "author": author,
+        "expires_ms": entry.expiry.map(kvdb::Expiry::unix_ms), "encoding": encoding, "value": value,
+    }))
 }
 
 /// The key from the path, or from `?key=`: never from both.
@@ -82,31 +106,22 @@ fn key(path: Option<String>, query: &mut Query) -> Result<Key, Problem> {
     Ok(Key::parse(&text)?)
 }
 
-/// A condition that was silently ignored would be a lost update.
-fn refuse_conditions(headers: &HeaderMap) -> Result<(), Problem> {
-    for name in [header::IF_MATCH, header::IF_NONE_MATCH, header::IF_UNMODIFIED_SINCE, header::IF_MODIFIED_SINCE] {
-        if headers.contains_key(&name) {
-            let detail = format!("the header {name} is not supported yet; nothing was written");
-            return Err(Problem::new(Code::ConditionUnsupported, detail));
-        }
-    }
-    Ok(())
-}
-
-fn written(dot: Option<Dot>) -> Result<Response, Problem> {
-    let mut response = json(StatusCode::OK, &json!({ "dot": dot.map(|dot| dot.to_string()) }))?;
+fn written(written: &Written) -> Result<Response, Problem> {
+    let outcome = written.ops.first().copied().unwrap_or(OpOutcome::Absent);
+    let dot = written.dot.map(|dot| dot.to_string());
+    let mut response = json(StatusCode::OK, &json!({ "dot": dot, "op": word(outcome) }))?;
     if let Some(dot) = dot {
-        name_dot(response.headers_mut(), dot);
+        let headers = response.headers_mut();
+        // The tag of the value at the key: of one that another write has replaced by now, there is none.
+        if matches!(outcome, OpOutcome::Put) {
+            headers.insert(header::ETAG, text_header(&format!("\"{dot}\"")));
+        }
+        headers.insert("kvdb-dot", text_header(&dot));
     }
     Ok(response)
 }
 
-fn name_dot(headers: &mut HeaderMap, dot: Dot) {
-    headers.insert(header::ETAG, text_header(&format!("\"{dot}\"")));
-    headers.insert("kvdb-dot", text_header(&dot.to_string()));
-}
-
-fn text_header(text: &str) -> HeaderValue {
-    // Dots and stamps are hex digits, numbers and dashes.
+/// A header of hex digits, numbers and dashes.
+pub(super) fn text_header(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static("?"))
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::app::Call;
 use super::route::Query;
+use super::terms::cover;
 use crate::encoding::Encoding;
 use crate::limits::{STREAM_CHUNK_BYTES, STREAM_CHUNKS, STREAM_STALL_TIMEOUT};
 use crate::problem::Problem;
@@ -47,10 +48,20 @@ impl Values {
     }
 }
 
-/// `GET …/list`
-pub(super) fn list(database: &Database, mut call: Call) -> Result<Response, Problem> {
+/// Which keys to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    All,
+    /// Those with more than one value alive.
+    Conflicts,
+}
+
+/// `GET …/list` and `GET …/conflicts`
+pub(super) async fn list(database: &Database, which: Which, mut call: Call) -> Result<Response, Problem> {
     let (options, values) = options(&mut call.query)?;
+    cover(database, &mut call.query).await?;
     call.query.finish()?;
+    let options = if which == Which::Conflicts { options.conflicts() } else { options };
     let limit = options.limit;
     // One item more than asked tells whether there is more.
     let options = match limit {
@@ -150,6 +161,9 @@ fn record(item: &ListItem, values: Values) -> serde_json::Value {
         "key": entry.key.as_str(), "dot": entry.dot.to_string(), "stamp": entry.stamp.to_string(), "siblings": entry.siblings,
         "length": entry.len,
     });
+    if let (Some(expiry), Some(fields)) = (entry.expiry, record.as_object_mut()) {
+        fields.insert("expires_ms".into(), json!(expiry.unix_ms()));
+    }
     if let Some(fields) = record.as_object_mut() {
         values.add(&entry.value, fields);
     }

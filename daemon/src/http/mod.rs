@@ -1,6 +1,7 @@
 //! The HTTP interface.
 
 mod app;
+mod batch;
 mod body;
 mod database;
 mod errors;
@@ -11,6 +12,7 @@ mod metrics;
 mod node;
 mod route;
 mod server;
+mod terms;
 mod watch;
 
 pub use app::App;

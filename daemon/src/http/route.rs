@@ -34,6 +34,8 @@ pub(super) enum Route {
     Key(DatabaseName, KeyMethod, Option<String>),
     /// `GET /v1/databases/{db}/list`
     List(DatabaseName),
+    /// `GET /v1/databases/{db}/conflicts`
+    Conflicts(DatabaseName),
     /// `POST /v1/databases/{db}/batch`
     Batch(DatabaseName),
     /// `GET /v1/databases/{db}/siblings?key=`
@@ -83,6 +85,7 @@ impl Route {
             None if method != Method::GET => Err(not_allowed(method, "GET, PUT")),
             None => Ok(Self::Database(name)),
             Some("list") => get(Self::List(name)),
+            Some("conflicts") => get(Self::Conflicts(name)),
             Some("siblings") => get(Self::Siblings(name)),
             Some("wait") => get(Self::Wait(name)),
             Some("watch") => get(Self::Watch(name)),
@@ -113,6 +116,7 @@ impl Route {
             Self::Key(_, KeyMethod::Put, _) => "put",
             Self::Key(_, KeyMethod::Delete, _) => "delete",
             Self::List(_) => "list",
+            Self::Conflicts(_) => "conflicts",
             Self::Batch(_) => "batch",
             Self::Siblings(_) => "siblings",
             Self::Wait(_) => "wait",

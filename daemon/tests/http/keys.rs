@@ -222,7 +222,7 @@ fn deletes_batches_siblings_and_waits_answer_what_became_of_them() {
     let kind = [("content-type", "application/x-ndjson")];
     let batch = node.send("POST", "/v1/databases/d/batch?durability=buffered", &kind, lines).json();
     assert_eq!(batch["ops"], json!(["put", "deleted"]));
-    assert_eq!(node.db("DELETE", "keys/b", b"").json(), json!({ "dot": null }));
+    assert_eq!(node.db("DELETE", "keys/b", b"").json(), json!({ "dot": null, "op": "absent" }));
     assert_eq!(node.db("POST", "batch", b"{\"ops\":[]}").json(), json!({ "dot": null, "ops": [] }));
     let digest = node.send("GET", "/v1/databases/d", &[], b"").json()["digest"].clone();
     assert_eq!(node.send("PUT", "/v1/databases/other", &[], b"").status, 201);

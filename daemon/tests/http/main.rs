@@ -8,4 +8,5 @@ mod keys;
 mod list;
 mod process;
 mod support;
+mod terms;
 mod watch;

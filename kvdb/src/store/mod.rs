@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crdt::{DatabaseId, DatabaseName, Dot, Durability, Store, WriteSet};
+use crdt::{Author, DatabaseId, DatabaseName, Dot, Durability, ReplicaId, Store, WriteSet};
 use rocksdb::{DBRecoveryMode, ErrorKind, Range, WriteOptions};
 
 pub use catalog::{DatabaseRecord, DatabaseState, StoreId};
@@ -176,6 +176,14 @@ impl RocksStore {
     /// When the database is not in this store, the store cannot read, or the block is missing although nobody dropped it.
     pub fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, StoreError> {
         self.view(database)?.revision_of(dot)
+    }
+
+    /// Who writes under a replica id; `None` when nothing of it has been merged.
+    ///
+    /// # Errors
+    /// When the database is not in this store, or the store cannot read.
+    pub fn author(&self, database: &DatabaseId, replica: &ReplicaId) -> Result<Option<Author>, StoreError> {
+        self.view(database)?.author(replica)
     }
 
     /// Approximate sizes on disk.

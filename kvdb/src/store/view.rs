@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use crdt::{
-    BlockHash, Dot, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId, RequestRecord,
-    Row, StoredBlock, View,
+    Author, BlockHash, Dot, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId,
+    RequestRecord, Row, StoredBlock, View,
 };
 
 use super::catalog::Numbers;
@@ -81,6 +81,12 @@ impl<'a> RocksView<'a> {
         write_key(&mut key);
         let decode = |record: &[u8]| layout::read_state(key.bytes(), record);
         self.inner.get_at(self.snapshot.as_ref(), Family::State, key.bytes(), decode)
+    }
+
+    /// Who writes under a replica id of the version vector.
+    pub(super) fn author(&self, replica: &ReplicaId) -> Result<Option<Author>, StoreError> {
+        let record = self.state_record(|key| _ = key.vv_key(self.numbers.number, replica))?;
+        Ok(record.and_then(|record| if let StateRecord::Vv(_, entry) = record { Some(entry.author) } else { None }))
     }
 
     /// Blocks in log order from a revision on, without those that `skip` names, until `max_bytes` are reached.
