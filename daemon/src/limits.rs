@@ -8,7 +8,7 @@ pub use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_OP_SUP
 pub const MAX_BATCH_BODY_BYTES: usize = 8 << 20;
 /// Longest body of any other request but a put, in bytes.
 pub const MAX_JSON_BODY_BYTES: usize = 16 << 10;
-/// Longest query string, in bytes: two keys, percent-encoded, and the rest.
+/// Longest query string, in bytes: two keys and a few regular expressions, percent-encoded, and the rest.
 pub const MAX_QUERY_BYTES: usize = 8 << 10;
 /// Longest request head, in bytes.
 pub const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -20,8 +20,9 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a body is read past after its request was refused.
 pub const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client may leave a listing unread before its connection is cut, without an end record.
-pub const STREAM_STALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a client may take nothing at all of a listing before it is given up, without an end record. Long, since a slow
+/// reader with large buffers between takes something seldom only: at a hundred bytes a second once in hours.
+pub const STREAM_STALL_TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
 /// How long a watch is silent before a comment shows that it lives.
 pub const WATCH_KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Client side: a watch that is silent for this long is taken for dead, and begun again where it was.

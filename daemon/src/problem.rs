@@ -14,6 +14,8 @@ pub enum Code {
     BadEncoding,
     /// A key or prefix that is none.
     BadKey,
+    /// A regular expression that is none, or too large.
+    BadPattern,
     /// A database name that is none.
     BadDatabaseName,
     /// A condition on a write that this server does not have.
@@ -97,6 +99,7 @@ impl Code {
             Self::BadRequest => (400, "Malformed request"),
             Self::BadEncoding => (400, "Malformed percent-encoding"),
             Self::BadKey => (400, "Not a key"),
+            Self::BadPattern => (400, "Not a usable regular expression"),
             Self::BadDatabaseName => (400, "Not a database name"),
             Self::ConditionUnsupported => (501, "The condition is not supported"),
             Self::ConditionFailed => (412, "The condition does not hold"),

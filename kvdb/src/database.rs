@@ -195,11 +195,17 @@ impl Database {
         let mut bytes = 0;
         self.read(|store| {
             let view = store.snapshot(&self.0.id).map_err(|error| read_error(&error))?;
-            walk(&view, &options, wall_time(), &mut |item| {
-                bytes += item.bytes();
-                items.push(item);
-                bytes <= MAX_PAGE_BYTES
-            })
+            walk(
+                &view,
+                &options,
+                wall_time(),
+                &mut |item| {
+                    bytes += item.bytes();
+                    items.push(item);
+                    bytes <= MAX_PAGE_BYTES
+                },
+                &|| true,
+            )
         })?;
         let more = items.len() > limit || bytes > MAX_PAGE_BYTES;
         items.truncate(limit);

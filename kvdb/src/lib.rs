@@ -30,6 +30,7 @@ pub mod list;
 pub mod net;
 pub mod node;
 pub mod options;
+pub mod pattern;
 pub mod store;
 pub mod stream;
 pub mod watch;
@@ -48,6 +49,7 @@ pub use list::{After, Entry, ListItem, ListOptions, Page};
 pub use net::{DialError, NetworkError, PeerStatus};
 pub use node::{DatabaseInfo, Node, NodeStatus};
 pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
+pub use pattern::{PatternError, Patterns};
 pub use stream::ListStream;
 pub use watch::{
     WatchChange, WatchError, WatchEvent, WatchFrom, WatchOptions, WatchPut, WatchStream, WatchToken, WatchTokenError,

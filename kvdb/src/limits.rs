@@ -26,6 +26,14 @@ pub const LIST_CHUNK_BYTES: usize = 256 << 10;
 pub const MAX_PAGE_BYTES: usize = 16 << 20;
 /// Most items in one page of a listing, and the default.
 pub const MAX_PAGE_ITEMS: usize = 10_000;
+/// Most regular expressions of one listing.
+pub const MAX_PATTERNS: usize = 16;
+/// Longest regular expression, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 1_024;
+/// Most memory that the regular expressions of one listing take once compiled, in bytes, and their cache again.
+pub const MAX_PATTERN_MEMORY: usize = 1 << 20;
+/// A walk looks this often, in rows, whether anybody still waits for what it searches.
+pub const LIST_LOOK_ROWS: usize = 1_024;
 /// Most watchers open at a time in one node.
 pub const MAX_WATCHERS: usize = 1_024;
 /// Bytes of changed keys that the engine remembers per watched database; a watcher further behind reads the log.

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use crdt::{Dot, Expiry, Key, KeyError, KeyRange, Order, Prefix, Projection, Row, Sibling, Stamp, View, WallTime};
 
 use crate::error::{ReadError, read_error};
+use crate::limits::LIST_LOOK_ROWS;
+use crate::pattern::Patterns;
 
 /// A key with a value, as reads return it.
 #[derive(Clone, PartialEq, Eq)]
@@ -106,12 +108,23 @@ pub struct ListOptions {
     pub delimiter: bool,
     /// Only keys with more than one value alive. The cost follows what is looked at.
     pub conflicts: bool,
+    /// Only keys that any of these matches; what is folded is folded of them. The cost follows what is searched.
+    pub patterns: Option<Patterns>,
 }
 
 impl ListOptions {
     /// Everything below the prefix, ascending, with values.
     pub fn new(prefix: Prefix) -> Self {
-        Self { prefix, after: None, limit: None, order: Order::Ascending, keys_only: false, delimiter: false, conflicts: false }
+        Self {
+            prefix,
+            after: None,
+            limit: None,
+            order: Order::Ascending,
+            keys_only: false,
+            delimiter: false,
+            conflicts: false,
+            patterns: None,
+        }
     }
 
     /// Goes on after this place.
@@ -149,6 +162,13 @@ impl ListOptions {
         self
     }
 
+    /// Only keys that any of these matches.
+    #[must_use]
+    pub fn matching(mut self, patterns: Patterns) -> Self {
+        self.patterns = Some(patterns);
+        self
+    }
+
     /// Folded at the next `/`.
     #[must_use]
     pub fn delimiter(mut self) -> Self {
@@ -167,7 +187,7 @@ pub struct Page {
 }
 
 /// Hands every item of a listing to `take`, until it answers `false`. The cost follows what is listed, not what a
-/// folded prefix hides: the walk jumps over it.
+/// folded prefix hides: the walk jumps over it. While it searches without finding, it asks `wanted` now and then.
 ///
 /// # Errors
 /// When the view cannot read; what was taken before is right, the listing is not complete.
@@ -176,7 +196,9 @@ pub(crate) fn walk<V: View>(
     options: &ListOptions,
     now: WallTime,
     take: &mut dyn FnMut(ListItem) -> bool,
+    wanted: &dyn Fn() -> bool,
 ) -> Result<(), ReadError> {
+    let mut skipped = 0_usize;
     let mut left = options.limit.unwrap_or(usize::MAX);
     let mut range = range(options);
     let projection = if options.keys_only { Projection::Keys } else { Projection::Rows };
@@ -184,10 +206,15 @@ pub(crate) fn walk<V: View>(
     'ranges: while left > 0 && !range.is_empty() {
         for row in view.scan(range.clone(), options.order, projection) {
             let (key, row) = row.map_err(|error| read_error(&error))?;
-            let Some(winner) = row.winner(now) else { continue };
-            if options.conflicts && row.visible(now).nth(1).is_none() {
+            let matches = options.patterns.as_ref().is_none_or(|patterns| patterns.match_key(&key));
+            let alone = || row.visible(now).nth(1).is_none();
+            let Some(winner) = row.winner(now).filter(|_| matches && !(options.conflicts && alone())) else {
+                skipped += 1;
+                if skipped.is_multiple_of(LIST_LOOK_ROWS) && !wanted() {
+                    return Ok(());
+                }
                 continue;
-            }
+            };
             let folded = if options.delimiter { folded(&key, skip) } else { None };
             if let Some(prefix) = folded {
                 pass(&mut range, options.order, &prefix);
@@ -261,4 +288,48 @@ fn folded(key: &Key, skip: usize) -> Option<Prefix> {
     let text = key.as_str();
     let slash = text.get(skip..)?.find('/')?;
     Prefix::parse(text.get(..skip + slash)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use crdt::testing::MemoryStore;
+    use crdt::{Change, DatabaseId, Durability, Ed25519Signer, LocalOp, Store as _};
+
+    use super::*;
+    use crate::engine::machine::{Engine, TurnEnv, Work};
+
+    #[test]
+    fn a_search_that_finds_nothing_ends_once_nobody_waits_for_it() {
+        let database = DatabaseId([1; 32]);
+        let mut store = MemoryStore::default();
+        store.create(database);
+        let mut engine = Engine::new(store);
+        let put = |n: usize| {
+            let change = Change::Put { value: Bytes::new(), expiry: None };
+            LocalOp::new(Key::parse(&format!("/{n:05}")).unwrap(), change)
+        };
+        let ops = (0..LIST_LOOK_ROWS * 5).map(put).collect();
+        let write = Work::Write { database, ops, request: None, durability: Durability::Buffered };
+        let signer = Ed25519Signer::from_seed([1; 32]);
+        engine.turn(vec![Work::Open(database), write], &mut TurnEnv { now: WallTime(1), signer: &signer, random: &mut || 1 });
+        let options = ListOptions::new(Prefix::root()).matching(Patterns::new(["none"]).unwrap());
+        let (asked, found) = (Cell::new(0), Cell::new(0));
+        let walk_while = |wanted: bool| {
+            asked.set(0);
+            let mut take = |_| {
+                found.set(found.get() + 1);
+                true
+            };
+            let wanted = || {
+                asked.set(asked.get() + 1);
+                wanted
+            };
+            walk(&engine.store().view(&database).unwrap(), &options, WallTime(1), &mut take, &wanted).unwrap();
+            (asked.get(), found.get())
+        };
+        assert_eq!(walk_while(true), (5, 0));
+        assert_eq!(walk_while(false), (1, 0));
+    }
 }

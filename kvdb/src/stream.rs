@@ -63,7 +63,7 @@ impl ListStream {
                     // Whoever waits for it may have gone.
                     let _ = opened.send(position(&view)?);
                 }
-                walk(&view, &options, wall_time(), &mut take)
+                walk(&view, &options, wall_time(), &mut take, &|| !sender.is_closed())
             });
             if read_on && (chunk.is_empty() || sender.blocking_send(Chunk::Items(chunk)).is_ok()) {
                 drop(sender.blocking_send(Chunk::End(result)));

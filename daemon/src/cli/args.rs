@@ -278,6 +278,9 @@ pub(super) struct LsArgs {
     /// Only keys below this prefix
     #[arg(default_value = "/")]
     pub(super) prefix: String,
+    /// Only keys that this regular expression matches anywhere; may be repeated, any match counts
+    #[arg(long, value_name = "PATTERN")]
+    pub(super) regex: Vec<String>,
     /// Fold everything below the next segment into one line that ends with a slash
     #[arg(long)]
     pub(super) delimiter: bool,

@@ -72,6 +72,7 @@ fn query(args: &LsArgs) -> Result<String, Failure> {
     if args.delimiter {
         query.push("delimiter=%2F".to_owned());
     }
+    query.extend(args.regex.iter().map(|pattern| format!("regex={}", encode(pattern))));
     if args.reverse {
         query.push("reverse=true".to_owned());
     }

@@ -4,7 +4,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kvdb::{
-    DatabaseNameError, DialError, KeyError, OpenDatabaseError, ReadError, WaitError, WatchError, WriteError, WriteRefusal,
+    DatabaseNameError, DialError, KeyError, OpenDatabaseError, PatternError, ReadError, WaitError, WatchError, WriteError,
+    WriteRefusal,
 };
 
 use super::keys::text_header;
@@ -95,6 +96,18 @@ impl From<WatchError> for Problem {
             WatchError::TooManyWatchers { limit } => Self::new(Code::TooManyWatchers, detail).with_limit(limit),
             WatchError::Read(error) => error.into(),
             _ => Self::new(Code::Internal, detail),
+        }
+    }
+}
+
+impl From<PatternError> for Problem {
+    fn from(error: PatternError) -> Self {
+        let problem = Self::new(Code::BadPattern, error.to_string());
+        match error {
+            PatternError::TooMany { limit, .. } | PatternError::TooLong { limit, .. } | PatternError::TooLarge { limit } => {
+                problem.with_limit(limit)
+            }
+            _ => problem,
         }
     }
 }

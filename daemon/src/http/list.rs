@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures::{Stream, StreamExt as _};
-use kvdb::{After, Database, ListItem, ListOptions, Order, Prefix, ReadError};
+use kvdb::{After, Database, ListItem, ListOptions, Order, Patterns, Prefix, ReadError};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -94,6 +94,10 @@ fn options(query: &mut Query) -> Result<(ListOptions, Values), Problem> {
     }
     if query.take_word("delimiter", &[("/", ())])?.is_some() {
         options = options.delimiter();
+    }
+    let patterns = query.take_all("regex");
+    if !patterns.is_empty() {
+        options = options.matching(Patterns::new(patterns)?);
     }
     let values = Values::of(query)?;
     Ok((if values == Values::None { options.keys_only() } else { options }, values))
@@ -213,6 +217,14 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!task.is_finished(), "the listing waits for its reader");
         assert!(read(receiver).await.contains("\"end\":{\"count\":200"));
+        // The bound is on the time in which nothing is taken, not on the whole: pauses of half of it, which together are longer.
+        let (_, mut receiver) = start(Duration::from_millis(600));
+        let mut text = Vec::new();
+        while let Some(chunk) = receiver.recv().await {
+            text.extend_from_slice(&chunk.unwrap());
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        assert!(String::from_utf8(text).unwrap().contains("\"end\":{\"count\":200"));
         let (task, receiver) = start(Duration::from_millis(1));
         task.await.unwrap();
         assert!(!read(receiver).await.contains("\"end\""));

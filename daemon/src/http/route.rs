@@ -171,6 +171,9 @@ pub(super) fn decode(text: &str) -> Result<String, Problem> {
     decoded.map(Into::into).map_err(|_| Problem::new(Code::BadEncoding, "the decoded text is not UTF-8"))
 }
 
+/// Parameters that may be given several times.
+const REPEATED: &[&str] = &["regex"];
+
 /// The parameters of a query string; each may be taken once, and what is left over is refused.
 #[derive(Debug)]
 pub(super) struct Query(Vec<(String, String)>);
@@ -190,7 +193,7 @@ impl Query {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let name = decode(&name.replace('+', " "))?;
-            if pairs.iter().any(|(other, _)| *other == name) {
+            if !REPEATED.contains(&name.as_str()) && pairs.iter().any(|(other, _)| *other == name) {
                 return Err(Problem::new(Code::BadRequest, format!("the parameter {name:?} is given twice")));
             }
             pairs.push((name, decode(&value.replace('+', " "))?));
@@ -202,6 +205,14 @@ impl Query {
     pub(super) fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(other, _)| other == name)?;
         Some(self.0.swap_remove(at).1)
+    }
+
+    /// Takes all values of a parameter that may be repeated, in their order.
+    pub(super) fn take_all(&mut self, name: &str) -> Vec<String> {
+        let (taken, left) = std::mem::take(&mut self.0).into_iter().partition(|(other, _)| other == name);
+        self.0 = left;
+        let taken: Vec<(String, String)> = taken;
+        taken.into_iter().map(|(_, value)| value).collect()
     }
 
     /// Takes a parameter that must be there.

@@ -146,3 +146,86 @@ fn a01_a_listing_is_streamed_and_a_client_that_leaves_stops_it() {
     }
     assert_eq!(node.list("prefix=/big").0.len(), 64);
 }
+
+/// What the patterns of a case stand for.
+type Naive = fn(&str) -> bool;
+
+#[test]
+fn r17_regular_expressions_equal_a_naive_reference() {
+    let node = TestNode::start();
+    let keys = ["/a", "/a/1", "/a/2", "/a-b", "/ab", "/a/1/x", "/v", "/a/v", "/a/p"];
+    fill(&node, &keys.map(str::to_owned));
+    let patterns: [(&[&str], Naive); 7] = [
+        (&[], |_| true),
+        (&["1"], |key| key.contains('1')),
+        (&["^/a$"], |key| key == "/a"),
+        (&["x$", "^/v"], |key| key.ends_with('x') || key.starts_with("/v")),
+        (&["^/a/[0-9]"], |key| key.starts_with("/a/1") || key.starts_with("/a/2")),
+        (&["nothing"], |_| false),
+        (&["/a.b", "(?i)/AB"], |key| key == "/a-b" || key == "/ab"),
+    ];
+    for (patterns, matches) in patterns {
+        let kept: Vec<&str> = keys.iter().copied().filter(|key| matches(key)).collect();
+        let regex = [&[""], patterns].concat().join("&regex=");
+        for (prefix, after, limit) in [("/", None, None), ("/a", None, Some(1)), ("/", Some("/a/1"), Some(2)), ("/v", None, None)]
+        {
+            for (reverse, fold) in [(false, false), (false, true), (true, false), (true, true)] {
+                let after_text = after.map(|after| format!("&after={after}")).unwrap_or_default();
+                let limit_text = limit.map(|limit| format!("&limit={limit}")).unwrap_or_default();
+                let delimiter = if fold { "&delimiter=/" } else { "" };
+                let query = format!("prefix={prefix}&reverse={reverse}&keys_only=1{after_text}{limit_text}{delimiter}{regex}");
+                let (records, _) = node.list(&query);
+                assert_eq!(names(&records), reference(&kept, prefix, after, limit, reverse, fold), "{query}");
+            }
+        }
+        let flags: Vec<&str> = patterns.iter().flat_map(|pattern| ["--regex", pattern]).collect();
+        let listed = node.kvdb(&[&["ls"], flags.as_slice()].concat(), b"");
+        assert_eq!(
+            String::from_utf8(listed.stdout).unwrap().lines().collect::<Vec<_>>(),
+            reference(&kept, "/", None, None, false, false)
+        );
+    }
+    let refused = |query: &str| {
+        let answer = node.db("GET", &format!("list?{query}"), b"");
+        let problem = answer.json();
+        assert_eq!((answer.status, problem["code"].as_str()), (400, Some("bad_pattern")), "{query}");
+        problem["limit"].as_u64()
+    };
+    assert_eq!(refused("regex=("), None);
+    assert_eq!(refused(&vec!["regex=a"; 17].join("&")), Some(16));
+    assert_eq!(refused(&format!("regex={}", "a".repeat(1_025))), Some(1_024));
+    assert_eq!(refused("regex=(\\p{L}{100}){100}"), Some(1 << 20));
+    assert_eq!(node.kvdb(&["ls", "--regex", "["], b"").status.code(), Some(2));
+}
+
+#[test]
+fn a01_r15_a_reader_of_one_key_at_a_time_gets_every_key_of_its_moment() {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    let node = TestNode::start();
+    let keys: Vec<String> = (0..60_000).map(|n| format!("/slow/{n:06}")).collect();
+    fill(&node, &keys);
+    let url = node.url();
+    let mut stream = std::net::TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
+    stream.write_all(b"GET /v1/databases/d/list?prefix=/slow HTTP/1.0\r\nhost: localhost\r\n\r\n").unwrap();
+    let mut lines = BufReader::with_capacity(256, stream).lines().map(Result::unwrap).skip_while(|line| !line.is_empty()).skip(1);
+    let mut found = Vec::new();
+    for round in 0..40 {
+        // Far slower than the node, which writes, deletes and lists for others meanwhile.
+        for line in lines.by_ref().take(10) {
+            found.push(serde_json::from_str::<Value>(&line).unwrap()["key"].as_str().unwrap().to_owned());
+        }
+        let ops: Vec<Value> = keys.iter().skip(round * 1_500).take(1_500).map(|key| json!({ "delete": key })).collect();
+        assert_eq!(node.db("POST", "batch", json!({ "ops": ops }).to_string().as_bytes()).status, 200);
+        assert_eq!(node.list("prefix=/slow&limit=1").0.len(), usize::from(round < 39));
+    }
+    let mut end = None;
+    for line in lines {
+        let record: Value = serde_json::from_str(&line).unwrap();
+        match record["key"].as_str() {
+            Some(key) => found.push(key.to_owned()),
+            None => end = record["end"]["count"].as_u64(),
+        }
+    }
+    assert_eq!((found.len(), end), (keys.len(), Some(keys.len() as u64)));
+    assert_eq!(found, keys);
+}

@@ -122,7 +122,7 @@ impl Node {
             found.insert(entry.key, entry.dot);
             true
         };
-        crate::list::walk(&view, &options, self.now, &mut take).unwrap();
+        crate::list::walk(&view, &options, self.now, &mut take, &|| true).unwrap();
         found
     }
 }
@@ -301,6 +301,31 @@ fn a_reset_drops_what_waits_and_says_so() {
     let events = node.events(&mut watcher);
     assert_eq!(events.iter().map(text).collect::<Vec<_>>(), ["/b=1"]);
     assert!(events[0].token.is_some());
+}
+
+#[test]
+fn what_the_log_no_longer_has_is_told_by_a_reset_or_refused() {
+    let mut node = Node::new(1);
+    let (mut behind, mut up_to_date) = (node.watcher("/"), node.watcher("/"));
+    let long = "k".repeat(900);
+    for n in 0..400 {
+        node.put(&format!("/{n}/{long}"), "x");
+    }
+    let all = node.events(&mut up_to_date);
+    let token = all[0].token.unwrap();
+    assert!(node.recent.since(0).is_none() && node.resume(token).is_some());
+    node.turn(vec![Work::Truncate { database: id(), through: 399, limit: 1_000 }]);
+    assert!(node.resume(token).is_none(), "too old");
+    assert_eq!(node.told(&mut behind), ["reset"]);
+    assert!(node.told(&mut up_to_date).is_empty());
+    // The last block is kept, and with it the token of now.
+    assert!(node.resume(node.position().token().unwrap()).is_some());
+    node.turn(vec![Work::Truncate { database: id(), through: 400, limit: 1_000 }]);
+    assert!(node.told(&mut behind).is_empty());
+    node.put("/after", "x");
+    assert_eq!(node.told(&mut behind), ["/after=x"]);
+    assert_eq!(node.told(&mut up_to_date), ["/after=x"]);
+    assert!(node.resume("0".parse().unwrap()).is_none(), "the log does not begin at the beginning any more");
 }
 
 #[test]
