@@ -266,7 +266,9 @@ impl World {
             process.subscribed.iter().filter(|(_, topics)| topics.contains(topic)).map(|(node, _)| *node).collect();
         self.count(if to.is_empty() { "gossip_publish_no_peers" } else { "gossip_published" });
         for to in to {
-            self.whisper(GossipMessage { from: id, to, topic: topic.to_owned(), data: data.clone(), id: message, again: false });
+            let changed = self.nodes.get_mut(id).and_then(|node| Some(node.hostile.as_mut()?.message(data)));
+            let (data, message) = changed.map_or_else(|| (data.clone(), message), |data| (data.clone(), message_id(&data)));
+            self.whisper(GossipMessage { from: id, to, topic: topic.to_owned(), data, id: message, again: false });
         }
     }
 

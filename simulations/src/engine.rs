@@ -85,7 +85,7 @@ impl World {
         }
         let now = self.now;
         let Some(node) = self.nodes.get_mut(id) else { return };
-        let (wall, signer) = (node.clock.read(now), node.signer);
+        let (wall, signer) = (node.clock.read(now), node.author);
         let (after, within) = (node.end_after_turn, node.end_in_commit);
         node.disk_mut().faults.end_in_commit = within.is_some();
         let Some(process) = node.process_mut() else { return };
@@ -155,6 +155,9 @@ impl World {
     fn replied(&mut self, id: NodeId, sender: Sender, reply: Reply) {
         match (sender, reply) {
             (Sender::Client(client, attempt), Reply::Written(answer)) => self.answered(client, attempt, id, &answer),
+            (Sender::Crowd(client, database, request, ops), Reply::Written(answer)) => {
+                self.crowd_answered(id, (client, database, request), &ops, &answer);
+            }
             (Sender::Session { session, bytes, count, room, database }, Reply::Delivered(answer)) => {
                 self.session_delivered(id, session, (bytes, count), room, database, answer);
             }

@@ -155,6 +155,7 @@ impl World {
         let Some(node) = self.nodes.get_mut(id).filter(|node| !node.gone) else { return };
         node.end_after_turn = None;
         node.end_in_commit = None;
+        let hostile = node.hostile.take().is_some();
         node.sync_factor = 1;
         node.deaf_until = now;
         let (thaw, rolled) = (node.frozen.is_some(), std::mem::replace(&mut node.wire_version, usual) != usual);
@@ -178,7 +179,7 @@ impl World {
             self.at(now, Event::Boot(id));
         } else if !up {
             self.at(now, Event::Boot(id));
-        } else if rolled || self.nodes.get(id).and_then(Node::process).is_some_and(|process| process.poisoned) {
+        } else if rolled || hostile || self.nodes.get(id).and_then(Node::process).is_some_and(|process| process.poisoned) {
             self.at(now, Event::Restart(id, incarnation));
         }
     }

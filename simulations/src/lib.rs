@@ -11,6 +11,7 @@ pub mod disk;
 mod driver;
 mod engine;
 pub mod faults;
+mod hostile;
 pub mod net;
 pub mod node;
 pub mod observe;

@@ -51,6 +51,8 @@ impl Drop for Room {
 pub enum Sender {
     /// A client's attempt.
     Client(ClientId, u64),
+    /// One of a crowd: who, what, and the batch.
+    Crowd(ClientId, DatabaseId, crdt::RequestId, Vec<crdt::LocalOp>),
     /// A session.
     Session {
         /// Which.
@@ -112,7 +114,12 @@ pub struct Node {
     /// Its identity.
     pub peer: PeerId,
     pub(crate) address: Multiaddr,
-    pub(crate) signer: FakeSigner,
+    /// In whose name it writes: its own, or that of the node whose data directory was copied.
+    pub(crate) author: FakeSigner,
+    /// Signs its announcements.
+    signer: FakeSigner,
+    /// What it does with its words, if it misbehaves.
+    pub(crate) hostile: Option<crate::hostile::Hostility>,
     /// Its wall clock.
     pub clock: NodeClock,
     /// The databases that it keeps open.
@@ -156,7 +163,9 @@ impl Node {
             id,
             peer,
             address,
+            author: FakeSigner(public_key),
             signer: FakeSigner(public_key),
+            hostile: None,
             clock: NodeClock::new(0, 0),
             databases: Vec::new(),
             bootstrap: Vec::new(),

@@ -202,11 +202,13 @@ impl World {
             let hint = frame.size_hint();
             flow.queued_bytes = flow.queued_bytes.saturating_sub(hint);
             let blocks = matches!(frame, Frame::Blocks { .. });
-            let bytes = self.on_the_wire(from, to, frame);
-            let Some(flow) = self.net.streams.get_mut(&id).map(|stream| stream.flows.of(side)) else { return };
-            flow.in_flight += bytes.len() as u64;
-            let len = bytes.len() + 4;
-            let written = self.carry(id, side, len, Event::Frame(id, side, bytes));
+            let mut written = now;
+            for bytes in self.on_the_wire(from, to, frame) {
+                let Some(flow) = self.net.streams.get_mut(&id).map(|stream| stream.flows.of(side)) else { return };
+                flow.in_flight += bytes.len() as u64;
+                let len = bytes.len() + 4;
+                written = self.carry(id, side, len, Event::Frame(id, side, bytes));
+            }
             if blocks && let (Some(epoch), Some(peer)) = (epoch, self.peer_of(to)) {
                 let event = Input::Stream(peer, epoch, StreamEvent::Written(hint));
                 self.at(written, Event::Input(from, incarnation, Box::new(event)));
@@ -221,17 +223,21 @@ impl World {
         }
     }
 
-    /// The frame's bytes, as the sender's version and the path's faults make them.
-    fn on_the_wire(&mut self, from: NodeId, to: NodeId, mut frame: Frame) -> Bytes {
-        if let Frame::Hello(hello) = &mut frame
-            && let Some(node) = self.nodes.get(from)
-        {
+    /// The bytes that go out for a frame, as the sender's version, its honesty and the path's faults make them.
+    fn on_the_wire(&mut self, from: NodeId, to: NodeId, mut frame: Frame) -> Vec<Bytes> {
+        let Some(node) = self.nodes.get_mut(from) else { return Vec::new() };
+        if let Frame::Hello(hello) = &mut frame {
             hello.version = node.wire_version;
+        }
+        if let Some(hostile) = &mut node.hostile {
+            let frames = hostile.frames(frame);
+            self.count("frames_of_hostile_peers");
+            return frames;
         }
         let bytes = frame.encode();
         let corrupt = self.net.path(from, to).map_or(0, |path| path.corrupt);
         if corrupt == 0 || !self.random.millionths(corrupt) {
-            return bytes;
+            return vec![bytes];
         }
         self.count("frames_corrupted");
         let mut bytes = bytes.to_vec();
@@ -240,7 +246,7 @@ impl World {
         if let Some(byte) = bytes.get_mut(at) {
             *byte ^= 1 << bit;
         }
-        bytes.into()
+        vec![bytes.into()]
     }
 
     /// The connection breaks in the middle of a frame: both ends see it, what is on its way is lost.

@@ -119,6 +119,41 @@ impl World {
         self.client(id);
     }
 
+    /// Many write at once: more than one turn, one second of gossip or one share of memory takes.
+    pub(crate) fn crowd(&mut self, node: NodeId, seed: u64) -> bool {
+        let mut random = Random::new(seed);
+        let Some(database) = random.pick(&self.databases).copied() else { return false };
+        if self.nodes.get(node).is_none_or(|node| node.process().is_none() || node.frozen.is_some()) {
+            return false;
+        }
+        let workload = self.scenario.workload.clone();
+        let count = random.between(100, 1_500);
+        for _ in 0..count {
+            self.crowd += 1;
+            // Clients of their own, who ask once.
+            let id = self.clients.len() + self.crowd;
+            let mut client = Client { node, left: 0, random: random.split(), attempt: None, attempts: 0, written: 0 };
+            let Attempt { database, request, ops, .. } = client.next(id, database, &workload);
+            let durability = Durability::Buffered;
+            self.observe(&Observation::Asked { client: id, node, database, request, ops: &ops, durability });
+            let work = Work::Write { database, ops: ops.clone(), request: Some(request), durability };
+            self.submit(node, work, Sender::Crowd(id, database, request, ops));
+        }
+        true
+    }
+
+    /// The engine's answer to one of a crowd.
+    pub(crate) fn crowd_answered(
+        &mut self,
+        node: NodeId,
+        (client, database, request): (ClientId, DatabaseId, RequestId),
+        ops: &[LocalOp],
+        answer: &Result<Written, WriteError>,
+    ) {
+        let durability = Durability::Buffered;
+        self.observe(&Observation::Answered { client, node, database, request, ops, durability, answer });
+    }
+
     /// The engine's answer to a client.
     pub(crate) fn answered(&mut self, id: ClientId, number: u64, node: NodeId, answer: &Result<Written, WriteError>) {
         let Some(client) = self.clients.get_mut(id) else { return };

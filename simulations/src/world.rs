@@ -176,6 +176,8 @@ pub struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) net: Net,
     pub(crate) clients: Vec<Client>,
+    /// Clients of crowds so far.
+    pub(crate) crowd: usize,
     pub(crate) databases: Vec<DatabaseId>,
     pub(crate) scenario: Scenario,
     pub(crate) random: Random,
@@ -228,6 +230,7 @@ impl World {
             nodes,
             net,
             clients: Vec::new(),
+            crowd: 0,
             databases,
             scenario: scenario.clone(),
             random: random.split(),

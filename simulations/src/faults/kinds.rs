@@ -43,6 +43,10 @@ pub enum Kind {
     SilentMesh,
     Flapping,
     MovingPartition,
+    HostilePeer,
+    Overload,
+    Leave,
+    LongAway,
 }
 
 /// A row of the list.
@@ -101,8 +105,12 @@ pub const FAULTS: &[Fault] = &[
     not_yet("compactions-on-different-views", "nodes compact by different floors: needs compaction"),
     not_yet("compaction-during-catch-up", "a node compacts while a peer catches up: needs compaction and snapshots"),
     fault("version-skew", Kind::VersionSkew, "a node is rolled to another version of the wire format, and back"),
-    not_yet("hostile-peer", "a peer says what it likes"),
-    not_yet("overload", "more is written than the engine takes"),
+    fault(
+        "hostile-peer",
+        Kind::HostilePeer,
+        "a node sends garbage, replays, forged blocks, lies about what it has, floods, and withholds blocks",
+    ),
+    fault("overload", Kind::Overload, "hundreds of writes at once at one node"),
     not_yet("slow-watcher", "a watcher does not read: needs watching"),
     fault("crash", Kind::Crash, "the process is killed and started again"),
     fault("slow-sync", Kind::SlowSync, "a disk syncs up to a thousand times slower"),
@@ -112,6 +120,8 @@ pub const FAULTS: &[Fault] = &[
     fault("silent-mesh", Kind::SilentMesh, "no gossip passes between two nodes, everything else does"),
     fault("flapping", Kind::Flapping, "a link goes up and down several times"),
     fault("moving-partition", Kind::MovingPartition, "a partition whose border moves"),
+    fault("leave", Kind::Leave, "a node leaves for ever, and what only it had with it; at most a third do"),
+    fault("long-away", Kind::LongAway, "a node is down for several minutes"),
 ];
 
 /// The number of a kind by its name.
@@ -141,6 +151,13 @@ pub(super) fn strike(world: &mut World, kind: Kind, strike: &Strike) -> bool {
         Kind::VersionSkew => roll(world, node, 2),
         Kind::Pause | Kind::DriftAndFreeze | Kind::ClockJump => time_goes_wrong(world, kind, strike),
         Kind::FlippedBit => damage(world, node, size),
+        Kind::HostilePeer => world.set_hostile(node, Some(size)),
+        Kind::Overload => world.crowd(node, size),
+        Kind::Leave => {
+            let gone = world.nodes.iter().filter(|node| node.gone).count();
+            (gone + 1) * 3 <= world.nodes.len() && end(world, node, End::Gone)
+        }
+        Kind::LongAway => long_away(world, node, size),
         _ => break_disk(world, kind, strike),
     }
 }
@@ -160,6 +177,7 @@ pub(super) fn mend(world: &mut World, kind: Kind, strike: &Strike) {
         | Kind::NoDial
         | Kind::Bandwidth
         | Kind::SilentMesh => restore(world, kind, strike),
+        Kind::HostilePeer => _ = world.set_hostile(node, None),
         Kind::VersionSkew => _ = roll(world, node, kvdb::net::wire::PROTOCOL_VERSION),
         Kind::ClockJump | Kind::DriftAndFreeze => {
             let now = world.now;
@@ -293,20 +311,29 @@ fn end(world: &mut World, node: NodeId, how: End) -> bool {
     up
 }
 
+fn long_away(world: &mut World, node: NodeId, size: u64) -> bool {
+    let up = world.nodes.get(node).is_some_and(|node| node.process().is_some());
+    if up {
+        world.end_process(node, End::Process);
+        world.after(Time::secs(60 + size % 240), Event::Boot(node));
+    }
+    up
+}
+
 /// The other node starts again on a copy of this one's disk, and writes in the name of the same author.
 fn copy_disk(world: &mut World, node: NodeId, other: NodeId) -> bool {
     if node == other || world.nodes.get(other).is_none_or(|other| other.gone) {
         return false;
     }
     let Some(from) = world.nodes.get(node) else { return false };
-    let (mut disk, signer) = (from.disk().clone(), from.signer);
+    let (mut disk, signer) = (from.disk().clone(), from.author);
     disk.faults = crate::disk::DiskFaults::default();
     // A copy of files has what was written, synced or not.
     disk.settle();
     world.end_process(other, End::Restored);
     if let Some(other) = world.nodes.get_mut(other) {
         *other.disk_mut() = disk;
-        other.signer = signer;
+        other.author = signer;
     }
     world.after(Time::ms(100), Event::Boot(other));
     true
