@@ -1,6 +1,6 @@
 //! The driver of a node's replication machine: what kvdb's driver does with libp2p and tasks, done with events.
 
-use kvdb::net::machine::{Input, Output};
+use kvdb::net::machine::{Input, Output, Ticket};
 
 use crate::net::Side;
 use crate::node::{Room, Sender};
@@ -8,8 +8,8 @@ use crate::observe::{NodeId, Observation};
 use crate::time::Time;
 use crate::world::{Event, ReadJob, World};
 
-use kvdb::PeerId;
 use kvdb::engine::machine::Work;
+use kvdb::{Multiaddr, PeerId};
 
 impl World {
     pub(crate) fn input_to(&mut self, id: NodeId, incarnation: u64, input: Input<Room>) {
@@ -111,6 +111,18 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Somebody tells the process to dial an address, now and whenever it is lost.
+    pub(crate) fn dial_also(&mut self, id: NodeId, address: Multiaddr) {
+        let now = self.now;
+        let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
+        let moment = now.since(process.started).duration();
+        let (_, outputs) = process.machine.dial(address, Ticket(0), moment);
+        for output in outputs {
+            self.output(id, output);
+        }
+        self.arm(id);
     }
 
     /// The node of a peer id.

@@ -145,8 +145,28 @@ impl World {
         for id in 0..self.nodes.len() {
             self.heal_node(id);
         }
+        self.bridge_gaps();
         self.note(None, "healed", String::new);
         self.observe(&Observation::Healed);
+    }
+
+    /// Those who left may have been all that held the others together: each that stayed is told of the next.
+    fn bridge_gaps(&mut self) {
+        let here: Vec<NodeId> = self.nodes.iter().filter(|node| !node.gone).map(|node| node.id).collect();
+        if here.len() == self.nodes.len() {
+            return;
+        }
+        for (at, id) in here.iter().enumerate() {
+            let next = here.get((at + 1) % here.len()).copied().unwrap_or(*id);
+            let Some(address) = self.nodes.get(next).map(|node| node.address.clone()) else { continue };
+            if next != *id
+                && let Some(node) = self.nodes.get_mut(*id)
+                && !node.bootstrap.contains(&address)
+            {
+                node.bootstrap.push(address.clone());
+                self.dial_also(*id, address);
+            }
+        }
     }
 
     fn heal_node(&mut self, id: NodeId) {
