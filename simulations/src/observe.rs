@@ -262,7 +262,7 @@ impl<'a> WorldView<'a> {
     /// The public key under which the node writes.
     #[must_use]
     pub fn public_key(&self, node: NodeId) -> [u8; 32] {
-        self.nodes.get(node).map_or([0; 32], |node| node.signer.0)
+        self.nodes.get(node).map_or([0; 32], |node| node.author.0)
     }
 
     /// Whether the node's disk just now says that it syncs and does not.

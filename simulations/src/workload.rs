@@ -132,7 +132,7 @@ impl World {
             self.crowd += 1;
             // Clients of their own, who ask once.
             let id = self.clients.len() + self.crowd;
-            let mut client = Client { node, left: 0, random: random.split(), attempt: None, attempts: 0, written: 0 };
+            let mut client = Client { node, left: 0, random: random.split(), attempt: None, attempts: 0, made: 0, written: 0 };
             let Attempt { database, request, ops, .. } = client.next(id, database, &workload);
             let durability = Durability::Buffered;
             self.observe(&Observation::Asked { client: id, node, database, request, ops: &ops, durability });

@@ -221,6 +221,11 @@ impl World {
         for node in &mut nodes {
             node.databases.clone_from(&databases);
             node.interval = Time::ms(scenario.rebroadcast_ms);
+            if scenario.clock_skew_ms > 0 {
+                let skew = i64::try_from(scenario.clock_skew_ms).unwrap_or(0);
+                let ahead = i64::try_from(random.below(scenario.clock_skew_ms * 2 + 1)).unwrap_or(0) - skew;
+                node.clock = crate::clock::NodeClock::new(ahead, 0);
+            }
         }
         let net = Net::new(nodes.len(), || scenario.path());
         let mut world = Self {
