@@ -78,6 +78,8 @@ pub enum Code {
     NotCaughtUp,
     /// The disk is full.
     DiskFull,
+    /// Too much history is on no other node, and cannot be dropped.
+    HistoryFull,
 }
 
 /// Whether the write of a failed request exists.
@@ -131,6 +133,7 @@ impl Code {
             Self::CommitFailed => (503, "The commit failed"),
             Self::NotCovered => (503, "Not covered in time"),
             Self::DiskFull => (507, "The disk is full"),
+            Self::HistoryFull => (507, "Too much history is on no other node"),
         }
     }
 
@@ -157,7 +160,10 @@ impl Code {
                 | Self::NotCovered
                 | Self::NotCaughtUp
         );
-        (outcome, retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::CommitFailed))
+        (
+            outcome,
+            retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::HistoryFull | Self::CommitFailed),
+        )
     }
 }
 

@@ -27,6 +27,9 @@ impl StoreSlot {
 
     /// Lets go of the store once nobody reads.
     pub(crate) fn release(&self) {
+        if let Some(store) = self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            store.stop_reclaiming();
+        }
         drop(self.0.write().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -59,6 +59,12 @@ pub struct DatabaseStats {
     /// Bytes in files, about: rows with values up to 512 bytes, blocks, log. What is still in memory, and larger values,
     /// are not counted.
     pub disk_bytes: u64,
+    /// Bytes of the blocks that are kept for nodes that are behind.
+    pub history_bytes: u64,
+    /// Of these, bytes that too few other nodes have on disk, by what is known of them.
+    pub unsafe_bytes: u64,
+    /// Log revision up to which blocks are not kept any more.
+    pub log_floor: u64,
 }
 
 impl Database {
@@ -129,6 +135,7 @@ impl Database {
         if self.0.shared.is_closed() {
             return Err(WriteError::Closed);
         }
+        self.0.node.admit(&self.0.shared)?;
         let durability = batch.durability.unwrap_or(self.0.node.durability);
         self.0.node.engine.write(self.0.id, batch.ops, batch.request, durability).await
     }
@@ -264,6 +271,9 @@ impl Database {
             pending_blocks: figures.pending_blocks,
             pending_bytes: figures.pending_bytes,
             disk_bytes: sizes.rows + sizes.blocks + sizes.other,
+            history_bytes: figures.meta.history_bytes,
+            unsafe_bytes: self.0.shared.unsafe_bytes(),
+            log_floor: figures.meta.log_floor,
         })
     }
 
@@ -296,7 +306,7 @@ impl Database {
         &self.0.shared
     }
 
-    pub(crate) fn node(&self) -> &node::Inner {
+    pub(crate) fn node(&self) -> &Arc<node::Inner> {
         &self.0.node
     }
 

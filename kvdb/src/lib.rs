@@ -21,6 +21,7 @@
 mod backend;
 pub mod batch;
 mod clock;
+pub mod compact;
 pub mod database;
 pub mod engine;
 pub mod error;
@@ -36,11 +37,13 @@ pub mod stream;
 pub mod watch;
 
 pub use batch::{Batch, Op};
+pub use compact::{CompactError, CompactOptions, CompactProgress, Compacted};
 pub use crdt::{
     DatabaseId, DatabaseName, DatabaseNameError, Digest, Dot, Durability, Expiry, Key, KeyError, OpOutcome, Order, Prefix,
     ReplicaId, RequestId, Stamp, WriteRefusal,
 };
 pub use database::{Database, DatabaseStats};
+pub use engine::history::HistoryOptions;
 pub use engine::port::{WriteError, Written};
 pub use error::{CloseError, OpenDatabaseError, OpenError, ReadAtError, ReadError, WaitError};
 pub use libp2p::identity::Keypair;

@@ -59,5 +59,20 @@ pub const MAX_INLINE_VALUE_BYTES: usize = 512;
 /// Most files that RocksDB keeps open in one store, well below the usual limit of 1,024 per process.
 pub const MAX_STORE_OPEN_FILES: i32 = 512;
 
+/// Blocks of history dropped in one turn of the engine: some milliseconds.
+pub const COMPACT_PIECE_BLOCKS: usize = 256;
+/// How long history is kept at least, by default, unless there is too much of it.
+pub const HISTORY_MIN_AGE: Duration = Duration::from_secs(3_600);
+/// Bytes of history that may be kept, by default, when the rows are not larger.
+pub const HISTORY_MAX_BYTES: u64 = 256 << 20;
+/// Bytes of history that no other node has at which writes are refused, by default.
+pub const HISTORY_HARD_BYTES: u64 = 16 << 30;
+/// How often each database's history is looked at, by default.
+pub const COMPACT_INTERVAL: Duration = Duration::from_secs(60);
+/// Bytes dropped after which a compaction on schedule also has the files rewritten.
+pub const RECLAIM_BYTES: u64 = 64 << 20;
+/// Notes of when which revision was reached, for the age of history.
+pub const MAX_AGE_MARKS: usize = 64;
+
 /// A node whose bootstrap peers do not answer counts as caught up after this time.
 pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);

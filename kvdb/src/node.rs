@@ -2,22 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crdt::{DatabaseId, DatabaseName, Durability};
+use crdt::{DatabaseId, DatabaseName, Durability, VersionVector};
 use libp2p::{Multiaddr, PeerId};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::backend::{EngineBackend, StoreSlot};
 use crate::clock;
 use crate::database::Database;
 use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
+use crate::engine::shared::Shared;
 use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
 use crate::identity;
 use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_WATCHERS};
 use crate::net::{DialError, NetHandle, PeerStatus};
-use crate::options::NodeOptions;
+use crate::options::{HistoryOptions, NodeOptions};
 use crate::store::RocksStore;
 
 /// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
@@ -36,11 +37,38 @@ pub(crate) struct Inner {
     expects_peers: bool,
     opened: Instant,
     pub(crate) durability: Durability,
+    pub(crate) history: HistoryOptions,
+    /// A writer was refused because too much history is on no other node.
+    pub(crate) history_full: Arc<Notify>,
     pub(crate) streams: Arc<Semaphore>,
     pub(crate) watchers: Arc<Semaphore>,
 }
 
 impl Inner {
+    /// The time since the node was opened.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// What each known peer of a database has on disk.
+    pub(crate) async fn holders(&self, database: DatabaseId) -> Vec<VersionVector> {
+        match &self.net {
+            Some(net) => net.holders(database).await.into_values().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether a write may add to a history of which so much is on no other node. Without a network nobody else is
+    /// waited for.
+    pub(crate) fn admit(&self, shared: &Shared) -> Result<(), WriteError> {
+        let (bytes, limit) = (shared.unsafe_bytes(), self.history.hard_bytes);
+        if bytes <= limit || self.net.is_none() || self.history.holders == 0 {
+            return Ok(());
+        }
+        self.history_full.notify_one();
+        Err(WriteError::HistoryFull { bytes, limit })
+    }
+
     fn caught_up(&self) -> bool {
         let Some(net) = &self.net else { return true };
         let peers = net.peers();
@@ -97,7 +125,7 @@ impl Node {
     /// See [`OpenError`]. A directory that another process has open, that cannot be written, that has a newer format or
     /// that is damaged is left as it was.
     pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
-        let NodeOptions { data_dir, store, network, durability } = options;
+        let NodeOptions { data_dir, store, network, durability, history } = options;
         // First what may be wrong or taken, so that nothing is made in vain.
         if let Some(network) = &network {
             network.check()?;
@@ -127,7 +155,7 @@ impl Node {
             net.listening(listeners).await;
         }
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
-        Ok(Self(Arc::new(Inner {
+        let node = Arc::new(Inner {
             peer_id,
             store,
             engine,
@@ -135,9 +163,13 @@ impl Node {
             expects_peers,
             opened: clock::now(),
             durability,
+            history,
+            history_full: Arc::new(Notify::new()),
             streams: Arc::new(streams),
             watchers: Arc::new(watchers),
-        })))
+        });
+        crate::compact::schedule(&node);
+        Ok(Self(node))
     }
 
     /// The node's identity.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crdt::Durability;
 
+pub use crate::engine::history::HistoryOptions;
 pub use crate::net::{NetworkKey, NetworkOptions};
 pub use crate::store::{LossPolicy, StoreOptions};
 
@@ -19,18 +20,33 @@ pub struct NodeOptions {
     /// The durability of writes that do not name one: `Sync` (the default) waits for the disk, `Buffered` is faster and
     /// may lose the last writes at a power failure, which sync with other nodes brings back if they had them.
     pub durability: Durability,
+    /// How much history is kept for nodes that are behind.
+    pub history: HistoryOptions,
 }
 
 impl NodeOptions {
     /// A node in this directory with default options and no network.
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self { data_dir: data_dir.into(), store: StoreOptions::default(), network: None, durability: Durability::Sync }
+        Self {
+            data_dir: data_dir.into(),
+            store: StoreOptions::default(),
+            network: None,
+            durability: Durability::Sync,
+            history: HistoryOptions::default(),
+        }
     }
 
     /// With a network.
     #[must_use]
     pub fn network(mut self, network: NetworkOptions) -> Self {
         self.network = Some(network);
+        self
+    }
+
+    /// With other rules for history.
+    #[must_use]
+    pub fn history(mut self, history: HistoryOptions) -> Self {
+        self.history = history;
         self
     }
 

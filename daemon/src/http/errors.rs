@@ -51,6 +51,9 @@ impl From<WriteError> for Problem {
         match error {
             WriteError::Refused(refusal) => refusal.into(),
             WriteError::QueueFull { limit, .. } => Self::new(Code::QueueFull, detail).with_limit(limit),
+            WriteError::HistoryFull { limit, .. } => {
+                Self::new(Code::HistoryFull, detail).with_limit(usize::try_from(limit).unwrap_or(usize::MAX))
+            }
             WriteError::Closed => Self::new(Code::Closed, detail),
             WriteError::Poisoned { cause } if disk_full(&cause) => Self::new(Code::DiskFull, detail),
             WriteError::Poisoned { .. } => Self::new(Code::Poisoned, detail),

@@ -218,6 +218,11 @@ where
         self.0.watchers_changed.store(true, Ordering::Release);
     }
 
+    /// An open database as readers see it.
+    pub(crate) fn shared(&self, database: &DatabaseId) -> Option<Arc<Shared>> {
+        self.0.shared(database)
+    }
+
     /// Databases that are open.
     pub(crate) fn open_databases(&self) -> Vec<DatabaseId> {
         read(&self.0.open).keys().copied().collect()

@@ -1,6 +1,7 @@
 //! The engine: one serialised path for everything that changes a database.
 
 pub(crate) mod driver;
+pub mod history;
 pub mod machine;
 mod news;
 pub mod port;

@@ -30,6 +30,17 @@ pub enum WriteError {
         /// How long the caller waited.
         waited: Duration,
     },
+    /// Nothing was written: too much history is on no other node, and can so not be dropped.
+    #[error(
+        "{bytes} bytes of history are on no other node, the limit is {limit}; nothing was written. Connect a node that has \
+         the database open, or compact it alone"
+    )]
+    HistoryFull {
+        /// Bytes of blocks that too few other nodes have.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// Nothing was written: the database is closed.
     #[error("the database is closed; nothing was written")]
     Closed,

@@ -1,12 +1,13 @@
 //! What readers see of an open database without asking the engine.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use crdt::{Changes, Dot, Meta, ReplicaId, VersionVector};
 use tokio::sync::watch;
 
+use super::history::{Ages, Unsafe};
 use crate::watch::Recent;
 
 /// The figures of one open database after its last turn.
@@ -28,6 +29,9 @@ pub(crate) struct Shared {
     state: RwLock<State>,
     closed: AtomicBool,
     watchers: AtomicUsize,
+    history: Mutex<History>,
+    /// Held by the compaction under way.
+    pub(crate) compacting: tokio::sync::Mutex<()>,
     /// Counts changes, so that a waiter misses none.
     changed: watch::Sender<u64>,
 }
@@ -40,6 +44,17 @@ struct State {
     recent: Recent,
 }
 
+/// What is known of the history beyond the log.
+#[derive(Debug)]
+pub(crate) struct History {
+    pub(crate) ages: Ages,
+    pub(crate) unsafe_bytes: Unsafe,
+    /// Bytes dropped since files were rewritten.
+    pub(crate) garbage: u64,
+    /// The revision up to which everything was synced for the sake of other nodes.
+    pub(crate) synced: u64,
+}
+
 /// Why a wait for a dot ended without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitEnd {
@@ -49,8 +64,17 @@ pub(crate) enum WaitEnd {
 
 impl Shared {
     pub(crate) fn new(vv: VersionVector, figures: Figures) -> Self {
+        let history =
+            History { ages: Ages::default(), unsafe_bytes: Unsafe::unknown(figures.meta.history_bytes), garbage: 0, synced: 0 };
         let state = RwLock::new(State { vv, recent: Recent::new(figures.meta.revision), figures });
-        Self { state, closed: AtomicBool::new(false), watchers: AtomicUsize::new(0), changed: watch::Sender::new(0) }
+        Self {
+            state,
+            closed: AtomicBool::new(false),
+            watchers: AtomicUsize::new(0),
+            history: Mutex::new(history),
+            compacting: tokio::sync::Mutex::new(()),
+            changed: watch::Sender::new(0),
+        }
     }
 
     pub(crate) fn advance(&self, vv: &[(ReplicaId, u64)], figures: Figures, changes: Option<Changes>) {
@@ -73,6 +97,16 @@ impl Shared {
         (state.vv, state.figures) = (vv, figures);
         drop(state);
         self.signal();
+    }
+
+    /// Bytes of blocks that too few other nodes are known to have.
+    pub(crate) fn unsafe_bytes(&self) -> u64 {
+        self.history().unsafe_bytes.bytes(self.figures().meta.history_bytes)
+    }
+
+    /// What is known of the history, for a short look.
+    pub(crate) fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One watcher more.

@@ -408,6 +408,9 @@ impl<B: Backend> Driver<B> {
             Command::Durable(database, reply) => {
                 let _ = reply.send(self.machine.durable(&database));
             }
+            Command::Holders(database, reply) => {
+                let _ = reply.send(self.machine.holders(&database));
+            }
             Command::Close(_) => {}
         }
     }

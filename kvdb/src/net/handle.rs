@@ -94,6 +94,7 @@ pub(super) struct Shared {
 pub(super) enum Command {
     Dial(Multiaddr, oneshot::Sender<Result<(), String>>, oneshot::Sender<bool>),
     Durable(DatabaseId, oneshot::Sender<Vec<(PeerId, VersionVector)>>),
+    Holders(DatabaseId, oneshot::Sender<BTreeMap<PeerId, VersionVector>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -176,6 +177,15 @@ impl NetHandle {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(Command::Durable(database, reply)).await.is_err() {
             return Vec::new();
+        }
+        answer.await.unwrap_or_default()
+    }
+
+    /// The known peers of an open database, those that are away included, with what they have on disk as they last said.
+    pub async fn holders(&self, database: DatabaseId) -> BTreeMap<PeerId, VersionVector> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Holders(database, reply)).await.is_err() {
+            return BTreeMap::new();
         }
         answer.await.unwrap_or_default()
     }

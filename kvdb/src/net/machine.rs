@@ -380,6 +380,12 @@ impl<R> NetMachine<R> {
         self.links.keys().filter_map(|peer| Some((*peer, self.sync.durable(peer, database)?.clone()))).collect()
     }
 
+    /// The known peers of an open database with what they have on disk, see [`SyncMachine::holders`].
+    #[must_use]
+    pub fn holders(&self, database: &DatabaseId) -> BTreeMap<PeerId, VersionVector> {
+        self.sync.holders(database)
+    }
+
     /// Entries of a peer's durable version vector, without a copy of it.
     #[must_use]
     pub fn durable_at(&self, peer: &PeerId, database: &DatabaseId, replica: &ReplicaId) -> u64 {

@@ -82,6 +82,9 @@ pub enum StoreError {
     /// RocksDB failed.
     #[error("RocksDB: {0}")]
     RocksDb(String),
+    /// The store's directory cannot be read.
+    #[error("the store's directory cannot be read: {0}")]
+    Directory(String),
     /// A record is not what it must be: the disk, or a program, damaged it.
     #[error("the record {key} in {family} is damaged: {what}")]
     Corrupt {

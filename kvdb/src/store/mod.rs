@@ -9,12 +9,14 @@ mod directory;
 mod error;
 mod layout;
 mod options;
+mod reclaim;
 mod rocks;
 mod view;
 mod wal;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crdt::{Author, DatabaseId, DatabaseName, Dot, Durability, ReplicaId, Store, WriteSet};
@@ -25,6 +27,7 @@ pub use directory::STORE_FORMAT;
 pub use error::{RecordKey, StoreError, StoreOpenError};
 pub use layout::Family;
 pub use options::{LossPolicy, StoreOptions};
+pub use reclaim::{DiskUse, Reclaim};
 pub use view::RocksView;
 
 use crate::engine::port::LogChunk;
@@ -47,6 +50,10 @@ struct Shared {
     numbers: RwLock<BTreeMap<DatabaseId, Numbers>>,
     /// Held while a database is created, so that no number is given twice.
     creating: Mutex<()>,
+    /// Held while files are rewritten.
+    reclaiming: Mutex<()>,
+    /// No file is rewritten any more.
+    stopping: AtomicBool,
     id: StoreId,
     lost: Option<String>,
     directory: Directory,
@@ -98,7 +105,16 @@ impl RocksStore {
             .map(|record| record.map(|record| (record.id, record.numbers())))
             .collect::<Result<_, _>>()
             .map_err(damaged)?;
-        let shared = Shared { inner, numbers: RwLock::new(numbers), creating: Mutex::new(()), id, lost, directory };
+        let shared = Shared {
+            inner,
+            numbers: RwLock::new(numbers),
+            creating: Mutex::new(()),
+            reclaiming: Mutex::new(()),
+            stopping: AtomicBool::new(false),
+            id,
+            lost,
+            directory,
+        };
         Ok(Self(Arc::new(shared)))
     }
 

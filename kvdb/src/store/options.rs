@@ -66,7 +66,8 @@ impl StoreOptions {
         options.set_bytes_per_sync(MIB as u64);
         options.set_wal_bytes_per_sync(MIB as u64);
         options.set_track_and_verify_wals_in_manifest(logs == Logs::Tracked);
-        options.set_max_log_file_size(4 * MIB);
+        // RocksDB's own log of what it does: not more than a small database.
+        options.set_max_log_file_size(MIB / 4);
         options.set_keep_log_file_num(4);
         options
     }
@@ -105,6 +106,8 @@ impl StoreOptions {
             options.set_min_blob_size(MAX_INLINE_VALUE_BYTES as u64);
             options.set_blob_compression_type(DBCompressionType::Lz4);
             options.set_enable_blob_gc(true);
+            // Superseded values of the oldest files go when half of those is garbage, whatever the rest is.
+            options.set_blob_gc_force_threshold(0.5);
         }
         options
     }

@@ -9,6 +9,7 @@
 
 mod exchange;
 mod feed;
+mod holders;
 mod peer;
 mod session;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use super::limits::{MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BY
 use super::local::{Local, Locals};
 use super::wire::{ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};
+use holders::Gone;
 use peer::Peer;
 use session::Session;
 
@@ -224,6 +226,7 @@ pub struct SyncMachine {
     ranks: BTreeMap<DatabaseId, BTreeMap<[u8; 32], SessionId>>,
     timers: BTreeSet<(Moment, SessionId)>,
     next_session: u64,
+    gone: Gone,
     /// Log reads under way, also for sessions that have ended since: one for each database with a peer, however often
     /// that one closes and opens it.
     reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
@@ -243,6 +246,7 @@ impl SyncMachine {
             ranks: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_session: 0,
+            gone: Gone::default(),
             reads: BTreeMap::new(),
             now: Moment::ZERO,
             out: Vec::new(),
@@ -337,6 +341,7 @@ impl SyncMachine {
 
     fn closed(&mut self, database: DatabaseId) {
         self.locals.remove(&database);
+        self.gone.forget_all(&database);
         let peers: Vec<PeerId> = self.peers.keys().copied().collect();
         for id in peers {
             let Some(peer) = self.peers.get_mut(&id) else { continue };

@@ -68,6 +68,7 @@ impl SyncMachine {
             (Frame::Close(database), true) => self.remote_closed(from, database),
             (Frame::Dropped(database), true) => {
                 self.remote_closed(from, database);
+                self.gone.forget(&database, &from);
                 self.report(Report::Dropped(from, database));
             }
             (Frame::Have { database, kind, summary }, true) => {
@@ -189,8 +190,14 @@ impl SyncMachine {
         let Some(peer) = self.peers.get_mut(&with) else { return };
         peer.ready.remove(&database);
         let Some(id) = peer.sessions.remove(&database) else { return };
-        if let Some(timer) = self.sessions.remove(&id).and_then(|session| session.timer) {
-            self.timers.remove(&(timer, id));
+        if let Some(session) = self.sessions.remove(&id) {
+            if let Some(timer) = session.timer {
+                self.timers.remove(&(timer, id));
+            }
+            // One that has said nothing yet is no better known than before.
+            if let Some(local) = self.locals.get(&database).filter(|_| session.known) {
+                self.gone.remember(database, with, &session.durable, local, self.now);
+            }
         }
         if let Some(ranks) = self.ranks.get_mut(&database) {
             ranks.retain(|_, session| *session != id);

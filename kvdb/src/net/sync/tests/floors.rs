@@ -180,3 +180,34 @@ fn t01_a_writer_below_the_floor_does_not_make_others_read_their_whole_log_again_
     assert!((1..=20).contains(&reads), "{reads} reads");
     assert_eq!(world.nodes[0].engine.replica(&db).meta().revision, 51 + 200);
 }
+
+#[test]
+fn t06_a_peer_that_is_away_counts_with_its_last_word() {
+    let mut world = World::of(2);
+    let (db, other) = (database("d"), world.nodes[1].id);
+    (0..2).for_each(|n| world.open(n, db));
+    assert!(world.nodes[0].machine.holders(&db).is_empty());
+    world.connect(0, 1);
+    world.put(0, db, "/a", 1);
+    world.settle();
+    let all = world.nodes[0].engine.replica(&db).vv();
+    let holders = |world: &World| world.nodes[0].machine.holders(&db);
+    assert_eq!(holders(&world), BTreeMap::from([(other, all.clone())]));
+    world.disconnect(0, 1);
+    world.put(0, db, "/b", 1);
+    world.settle();
+    assert_eq!(holders(&world), BTreeMap::from([(other, all.clone())]));
+    // Until it has said something new, and then that alone: it may have lost its disk.
+    world.nodes[1].engine = ToyEngine::new(9);
+    world.nodes[1].engine.lazy = true;
+    world.open(1, db);
+    world.connect(0, 1);
+    assert_eq!(holders(&world), BTreeMap::from([(other, all)]));
+    world.settle();
+    world.assert_equal(&db);
+    assert_eq!(holders(&world), BTreeMap::from([(other, VersionVector::default())]));
+    world.nodes[0].engine.lazy = true;
+    let closed = News::Closed(db);
+    world.input(0, Input::News(closed));
+    assert!(holders(&world).is_empty());
+}
