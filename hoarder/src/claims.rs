@@ -170,6 +170,7 @@ pub struct Holding {
     reports: BTreeMap<PeerId, Option<Report>>,
     asked: Option<Moment>,
     generation: u64,
+    gathering_since: Option<Moment>,
     /// When the comparison of the registry began on which the present readiness rests.
     caught_up: Option<Moment>,
     /// This node's claim was ready on its store when last looked at.
@@ -188,6 +189,7 @@ impl Holding {
             reports: BTreeMap::new(),
             asked: None,
             generation: 0,
+            gathering_since: None,
             caught_up: None,
             was_ready: false,
         }

@@ -234,6 +234,8 @@ pub struct Controller {
     ack_stores: BTreeMap<(DatabaseId, PeerId), StoreId>,
     /// What a member acknowledged that seems to have less by now.
     falls: BTreeMap<(DatabaseId, PeerId), VersionVector>,
+    /// Members that have started anew, to be asked whether they still have what they acknowledged.
+    restarted: BTreeSet<(DatabaseId, PeerId)>,
     changes: BTreeMap<u64, Change>,
     next: u64,
     last: Moment,
@@ -299,6 +301,7 @@ impl Controller {
             holders: BTreeMap::new(),
             ack_stores: BTreeMap::new(),
             falls: BTreeMap::new(),
+            restarted: BTreeSet::new(),
             changes: BTreeMap::new(),
             next: 0,
             last: now,
@@ -388,6 +391,7 @@ impl Controller {
             }
         }
         self.compare_on(now);
+        self.ask_restarted();
         self.expire(now);
         for database in self.joining.iter().chain(&self.letting_go).chain(&self.undesired) {
             self.reconcile.want(*database);
@@ -473,6 +477,15 @@ impl Controller {
         let live = self.membership.live();
         let ready = self.ready_holders(database).into_iter().filter(|peer| live.contains(peer)).map(|peer| (peer, 1));
         placement::order(database, &ready.collect())
+    }
+
+    /// As [`Self::serving`], and after them those that are ready by their claims but not heard of: right after its start a node
+    /// has heard of nobody.
+    pub(crate) fn asked(&self, database: &DatabaseId) -> Vec<PeerId> {
+        let mut order = self.serving(database);
+        let silent = self.ready_holders(database).into_iter().filter(|peer| !order.contains(peer)).collect::<Vec<_>>();
+        order.extend(silent);
+        order
     }
 
     /// How this node stands to a database.

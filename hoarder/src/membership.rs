@@ -224,14 +224,15 @@ impl Membership {
         Heard::Counted
     }
 
-    /// A member has answered a probe, itself or through another: it is there in this start.
-    pub fn alive(&mut self, peer: &PeerId, boot: u64, now: Moment) {
-        let Some(member) = self.members.get_mut(peer) else { return };
+    /// A member has answered a probe, itself or through another: it is there in this start. Whether that is news.
+    pub fn alive(&mut self, peer: &PeerId, boot: u64, now: Moment) -> bool {
+        let Some(member) = self.members.get_mut(peer) else { return false };
         let boot = member.boot(boot);
-        boot.confirmed = true;
+        let news = !std::mem::replace(&mut boot.confirmed, true);
         boot.heard = now;
         self.heard_any = now;
         self.refresh(now);
+        news
     }
 
     /// Judges everybody anew and says whom to probe. `random` picks through whom.

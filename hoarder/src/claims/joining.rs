@@ -38,6 +38,7 @@ impl Holding {
             Joining::Comparing(number) if context.compared >= *number => {
                 // Only what is said from now on counts.
                 self.ask_anew();
+                self.gathering_since = None;
                 self.caught_up = Some(context.compared_at);
                 Some(Phase::Joining(Joining::Gathering))
             }
@@ -88,7 +89,14 @@ impl Holding {
 
     fn gathering(&mut self, context: &Context<'_>, own: Option<&Claim>, wants: &mut Vec<Want>) -> Option<Phase> {
         let own = own?;
-        if context.healthy && self.has_enough(context, own) {
+        let since = *self.gathering_since.get_or_insert(context.now);
+        // Whoever is there is waited for a while, also by one that has enough in itself: others may know that it should have more.
+        let patient = context.now < since + 2 * context.options.ask_again;
+        let awaited = |(peer, claim): (&PeerId, &Claim)| {
+            *peer != context.me && claim.was_ready && !self.is_covered(peer, claim, context.durable)
+        };
+        let waits = patient && context.claims.iter().any(awaited);
+        if context.healthy && !waits && self.has_enough(context, own) {
             if own.state == ClaimState::Ready {
                 return Some(Phase::Ready);
             }
@@ -117,6 +125,10 @@ impl Holding {
         is_enough(context.claims, &context.me, own, settings.least, &self.reports, context.durable)
     }
 
+    fn is_covered(&self, peer: &PeerId, claim: &Claim, durable: &VersionVector) -> bool {
+        covers(&self.reports, peer, claim, durable)
+    }
+
     /// Of two that made one name at once, only the one whose settings stand may be the first; and only once each other that
     /// may have taken itself for the first has said that it did not, and that it knows better now.
     fn others_yield(&self, context: &Context<'_>) -> bool {
@@ -141,14 +153,16 @@ pub fn is_enough(
     durable: &VersionVector,
 ) -> bool {
     let ever = claims.values().filter(|claim| claim.ever_ready).count();
-    let covered = |peer: &PeerId, claim: &Claim| {
-        let report = reports.get(peer).and_then(Option::as_ref);
-        report.is_some_and(|report| report.was_ready && report.store == claim.store && durable.dominates(&report.vv))
-    };
-    let others = claims.iter().filter(|(peer, claim)| *peer != me && claim.was_ready && covered(peer, claim));
+    let others = claims.iter().filter(|(peer, claim)| *peer != me && claim.was_ready && covers(reports, peer, claim, durable));
     // At least one in any case: under a lower durability than the least there may be writes that only one has.
     let needed = (ever + 1).saturating_sub(usize::from(least)).max(1);
     others.count() + usize::from(counts_itself) >= needed
+}
+
+/// Whether this member still has the store on which it was ready, and all that it has there is here.
+fn covers(reports: &BTreeMap<PeerId, Option<Report>>, peer: &PeerId, claim: &Claim, durable: &VersionVector) -> bool {
+    let report = reports.get(peer).and_then(Option::as_ref);
+    report.is_some_and(|report| report.was_ready && report.store == claim.store && durable.dominates(&report.vv))
 }
 
 /// First more than half are to know that it was ready, then it says that it is.

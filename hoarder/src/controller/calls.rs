@@ -37,8 +37,8 @@ impl Controller {
     pub(super) fn route(&mut self, number: u64, now: Moment) {
         let Some(call) = self.calls.get(number) else { return };
         let (database, request) = (call.database, call.request);
-        let holders = self.serving(&database);
-        let decider = holders.first().copied();
+        let holders = self.asked(&database);
+        let decider = self.serving(&database).first().copied();
         // One that has just become the first decides nothing before it has caught up with the one before it.
         let sure = decider != Some(self.me) || self.deciding.get(&database).is_some_and(|deciding| deciding.caught_up);
         let decider = decider.filter(|_| sure);

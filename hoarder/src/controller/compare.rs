@@ -90,7 +90,10 @@ impl Controller {
         let known = self.membership.known();
         let seasoned = covered.iter().filter(|(_, seasoned)| *seasoned).count() + usize::from(self.is_seasoned());
         let all = covered.len() + 1 == known;
-        let live = self.membership.live().iter().all(|peer| *peer == self.me || covered.iter().any(|(other, _)| *other == peer));
+        // The first one after a start waits for everybody, whoever is live: others may know that this store is an old one.
+        let first = !self.store_checked;
+        let awaited = self.membership.others().filter(|peer| first || self.membership.live().contains(peer));
+        let live = awaited.into_iter().all(|peer| covered.iter().any(|(other, _)| **other == peer));
         let patient = now < running.started + self.options.membership.dead_after;
         if !(all || (seasoned >= half(known) && (live || !patient))) {
             return;

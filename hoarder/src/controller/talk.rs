@@ -5,7 +5,7 @@ use kvdb::PeerId;
 
 use super::{Controller, Output};
 use crate::Moment;
-use crate::limits::MAX_WAITING_QUESTIONS;
+use crate::limits::{MAX_WAITING_QUESTIONS, RECONCILE_BATCH};
 use crate::membership::Action;
 use crate::routing::Origin;
 use crate::wire::{Answer, Code, Cover, CoverAnswer, Frame, Operation, Purpose, Report, Verdict};
@@ -24,6 +24,8 @@ pub(super) enum Ask {
     Burial(DatabaseId, u64),
     /// The one that begins to decide.
     Deciding(DatabaseId, u64),
+    /// Whether a member that has started anew has less than it acknowledged.
+    Restarted(DatabaseId),
     /// Whether a member has really less than it acknowledged.
     Fall(DatabaseId),
     /// A probe.
@@ -107,12 +109,30 @@ impl Controller {
 
     fn alive(&mut self, from: PeerId, id: u64, member: PeerId, boot: u64, now: Moment) {
         match self.asks.remove(&id) {
-            Some(Ask::Probe) => self.membership.alive(&member, boot, now),
+            Some(Ask::Probe) => self.is_there(member, boot, now),
             Some(Ask::ProbeFor(asker, theirs)) if member == from => {
-                self.membership.alive(&member, boot, now);
+                self.is_there(member, boot, now);
                 self.send(asker, Frame::Alive { id: theirs, member, boot });
             }
             _ => {}
+        }
+    }
+
+    /// A member is there; in a new start it may have come back with less than it had.
+    fn is_there(&mut self, member: PeerId, boot: u64, now: Moment) {
+        if self.membership.alive(&member, boot, now) {
+            let acked = self.ack_stores.keys().filter(|(_, peer)| *peer == member);
+            self.restarted.extend(acked.copied());
+            self.ask_restarted();
+        }
+    }
+
+    /// Asks members that have started anew, some at a time.
+    pub(super) fn ask_restarted(&mut self) {
+        for _ in 0..RECONCILE_BATCH {
+            let Some((database, peer)) = self.restarted.pop_first() else { return };
+            let id = self.ask(Ask::Restarted(database));
+            self.out.push(Output::Send(peer, Frame::State { id, database }));
         }
     }
 

@@ -3,9 +3,9 @@
 //! `SEEDS=from..to` tries others, `TRACE=1` tells what happens.
 
 use crdt::DatabaseId;
-use hoarder::registry::{ClaimState, registry_id};
+use hoarder::registry::ClaimState;
 use hoarder::wire::Code;
-use hoarder::{Durability, Input};
+use hoarder::{Controller, Durability, Input};
 
 use crate::disk::Disk;
 use crate::world::{SECOND, World};
@@ -83,28 +83,26 @@ impl Run {
 
     /// Whether the data of every database survive the loss of this node's disk: the rest is enough for a joiner.
     fn may_lose(&self, victim: usize) -> bool {
-        let registry = self.world.nodes.iter().filter_map(|node| node.controller.as_ref().map(|c| (c, node)));
-        let Some((controller, _)) = registry.max_by_key(|(_, node)| node.disk.replicas[&registry_id()].log.len()) else {
-            return false;
-        };
         let members_up = self.world.nodes.iter().filter(|node| node.controller.is_some()).count();
         if members_up < self.world.nodes.len() || !self.world.cut.is_empty() {
             return false;
         }
+        // By everybody's registry: some know of a claim that others do not know of yet.
+        self.world.nodes.iter().filter_map(|node| node.controller.as_ref()).all(|controller| self.may_spare(controller, victim))
+    }
+
+    fn may_spare(&self, controller: &Controller, victim: usize) -> bool {
         controller.registry().all().all(|(database, live)| {
             let claims = controller.registry().claims(&database);
             let ever = claims.values().filter(|claim| claim.ever_ready).count();
             let sources = claims.iter().filter(|(peer, claim)| {
-                let node = &self.world.nodes[self.world.number(peer)];
-                self.world.number(peer) != victim
-                    && claim.was_ready
-                    && claim.store == node.disk.store
-                    && claim.state != ClaimState::Leaving
+                let node = self.world.number(peer);
+                let same = claim.store == self.world.nodes[node].disk.store;
+                node != victim && claim.was_ready && same && claim.state != ClaimState::Leaving
             });
             let sources = sources.count();
-            sources > 0
-                && sources + usize::from(live.settings.least) > ever
-                && self.world.ready(&database).len() >= usize::from(live.settings.holders)
+            let held = self.world.ready(&database).len() >= usize::from(live.settings.holders);
+            sources > 0 && sources + usize::from(live.settings.least) > ever && held
         })
     }
 

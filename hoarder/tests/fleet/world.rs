@@ -109,6 +109,10 @@ pub(crate) struct World {
     asked: BTreeMap<u64, (DatabaseId, u8)>,
     pub(crate) dropped: BTreeSet<DatabaseId>,
     pub(crate) least: BTreeMap<DatabaseId, u8>,
+    /// Nodes that no block reaches.
+    pub(crate) deaf: BTreeSet<usize>,
+    /// What was on disks that faults destroyed, and what was there instead.
+    lost: Vec<(DatabaseId, VersionVector, VersionVector)>,
     pub(crate) destroyed: usize,
     pub(crate) fallen: usize,
     pub(crate) trace: bool,
@@ -162,6 +166,8 @@ impl World {
             asked: BTreeMap::new(),
             dropped: BTreeSet::new(),
             least: BTreeMap::new(),
+            deaf: BTreeSet::new(),
+            lost: Vec::new(),
             destroyed: 0,
             fallen: 0,
             trace: std::env::var("TRACE").is_ok(),
@@ -492,7 +498,7 @@ impl World {
 
     fn merge(&mut self, number: usize, database: DatabaseId, blocks: &[Block]) {
         let node = &mut self.nodes[number];
-        if node.frozen.contains(&database) {
+        if node.frozen.contains(&database) || self.deaf.contains(&number) {
             return;
         }
         let Some(replica) = node.disk.replicas.get_mut(&database) else { return };
@@ -556,12 +562,19 @@ impl World {
                 live.map_or(u8::MAX, |live| live.settings.holders.min(controller.holders_of(&database)))
             });
             let k = k.min(lowest.min().unwrap_or(u8::MAX));
-            self.writes.push(Write { database, dot, k, full, at: self.now, losses: 0 });
+            // The answer may have been under way when a disk was lost.
+            let losses = self.losses(&database, &dot);
+            self.writes.push(Write { database, dot, k, full, at: self.now, losses });
         }
         self.replies.insert(token, (code, answer));
     }
 
     // Checks.
+
+    fn losses(&self, database: &DatabaseId, dot: &Dot) -> usize {
+        let lost = self.lost.iter().filter(|(of, had, has)| of == database && had.covers(dot) && !has.covers(dot));
+        lost.count()
+    }
 
     fn copies(&self, write: &Write) -> usize {
         let has =
