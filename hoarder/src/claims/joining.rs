@@ -95,8 +95,8 @@ impl Holding {
         let awaited = |(peer, claim): (&PeerId, &Claim)| {
             *peer != context.me && claim.was_ready && !self.is_covered(peer, claim, context.durable)
         };
-        let waits = patient && context.claims.iter().any(awaited);
-        if context.healthy && !waits && self.has_enough(context, own) {
+        let pending = patient && context.claims.iter().any(awaited);
+        if context.healthy && !pending && self.has_enough(context, own) {
             if own.state == ClaimState::Ready {
                 return Some(Phase::Ready);
             }

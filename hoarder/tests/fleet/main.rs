@@ -1,6 +1,6 @@
 //! The fleet as a whole: controllers on a small network with toy replicas, under faults.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test")]
 
 mod disk;
 mod runs;

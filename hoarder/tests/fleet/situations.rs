@@ -13,6 +13,11 @@ use hoarder::{Durability, Input};
 
 use crate::world::{SECOND, World, name};
 
+/// How often something random is tried; `TIMES=10` for ten times as often.
+fn times(default: u64) -> u64 {
+    default * std::env::var("TIMES").map_or(1, |text| text.parse().unwrap())
+}
+
 /// A fleet with one database that has its holders.
 pub(crate) fn with_database(seed: u64, size: usize, holders: u8) -> (World, DatabaseId) {
     let mut world = World::up(seed, size);
@@ -70,7 +75,7 @@ fn a_fleet_comes_up_makes_a_database_and_confirms_a_write_from_any_node() {
 
 #[test]
 fn situation_01_a_confirmed_put_outlives_the_node_that_confirmed_it_and_its_disk() {
-    for seed in 0..30 {
+    for seed in 0..times(8) {
         let (mut world, database) = with_database(seed, 3, 2);
         let server = world.ready(&database)[0];
         for token in 10..20 {
@@ -95,7 +100,8 @@ fn situation_01_a_confirmed_put_outlives_the_node_that_confirmed_it_and_its_disk
 
 #[test]
 fn situation_02_a_holder_killed_at_any_moment_between_commit_and_ack_never_makes_an_unconfirmed_write_a_confirmed_one() {
-    for moment in 0..80 {
+    // By default each fifth millisecond of the first eighty.
+    for moment in (0..80).step_by(usize::try_from(5 / times(1).min(5)).unwrap()) {
         let (mut world, database) = with_database(moment, 3, 2);
         let holders = world.ready(&database);
         let victim = holders[usize::try_from(moment % 2).unwrap()];
@@ -295,7 +301,7 @@ fn situation_07_steps_of_the_wall_clock_change_nothing() {
 
 #[test]
 fn situation_08_two_drained_at_once_let_go_one_after_the_other_and_never_leave_fewer_than_k() {
-    for seed in 0..10 {
+    for seed in 0..times(3) {
         let (mut world, database) = with_database(seed, 5, 2);
         let both = world.ready(&database);
         for (token, node) in both.iter().enumerate() {
@@ -389,7 +395,7 @@ fn situation_13_dropped_and_made_again_while_a_holder_was_away() {
 
 #[test]
 fn situation_13_two_that_make_one_name_at_once_make_one_database() {
-    for seed in 0..40 {
+    for seed in 0..times(12) {
         let mut world = World::up(seed, 4);
         if seed % 2 == 0 {
             world.cut.extend([(0, 1), (1, 0)]);
@@ -495,7 +501,7 @@ fn situation_14_a_holder_that_remembers_more_than_is_there_says_so() {
 
 #[test]
 fn situation_14_a_whole_fleet_without_power_comes_back_by_itself_with_stale_registries_on_some() {
-    for seed in 0..20 {
+    for seed in 0..times(5) {
         let (mut world, database) = with_database(seed, 5, 2);
         confirm(&mut world, 0, 10, database, 2);
         // Two miss the latest of the registry.
