@@ -45,6 +45,10 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MIN_TOKEN_BYTES: usize = 16;
 /// Largest sizes that the configuration takes, in MiB.
 pub const MAX_SIZE_MIB: u64 = 1 << 20;
+/// Most other nodes that can be asked to have a block before it is dropped here.
+pub const MAX_HISTORY_HOLDERS: u64 = 64;
+/// Longest age of history, and longest time between two looks at it, in seconds: a year.
+pub const MAX_HISTORY_SECONDS: u64 = 31_536_000;
 /// Smallest and largest announcement interval, in seconds.
 pub const REBROADCAST_SECONDS: (u64, u64) = (1, 3_600);
 

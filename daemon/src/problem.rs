@@ -76,6 +76,8 @@ pub enum Code {
     NotCovered,
     /// A peer has what is lacking here, or none has been compared with yet.
     NotCaughtUp,
+    /// The database was dropped meanwhile.
+    Dropped,
     /// The disk is full.
     DiskFull,
     /// Too much history is on no other node, and cannot be dropped.
@@ -132,6 +134,7 @@ impl Code {
             Self::Poisoned => (503, "The store refuses writes"),
             Self::CommitFailed => (503, "The commit failed"),
             Self::NotCovered => (503, "Not covered in time"),
+            Self::Dropped => (410, "The database was dropped"),
             Self::DiskFull => (507, "The disk is full"),
             Self::HistoryFull => (507, "Too much history is on no other node"),
         }

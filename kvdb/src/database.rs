@@ -133,11 +133,12 @@ impl Database {
     pub async fn batch(&self, batch: impl Into<Batch>) -> Result<Written, WriteError> {
         let batch = batch.into();
         if self.0.shared.is_closed() {
-            return Err(WriteError::Closed);
+            return Err(self.unwritten(WriteError::Closed));
         }
         self.0.node.admit(&self.0.shared)?;
         let durability = batch.durability.unwrap_or(self.0.node.durability);
-        self.0.node.engine.write(self.0.id, batch.ops, batch.request, durability).await
+        let written = self.0.node.engine.write(self.0.id, batch.ops, batch.request, durability).await;
+        written.map_err(|error| self.unwritten(error))
     }
 
     /// The value at a key: of several siblings the winner.
@@ -238,7 +239,8 @@ impl Database {
         let place = Arc::clone(&self.0.node.streams)
             .try_acquire_owned()
             .map_err(|_| ReadError::TooManyStreams { limit: MAX_LIST_STREAMS })?;
-        Ok(ListStream::start(store, self.0.id, options, place, opened))
+        let shared = Arc::clone(&self.0.shared);
+        Ok(ListStream::start(store, (self.0.id, shared), options, place, opened))
     }
 
     /// Waits until this node has merged the block: a dot returned by a write on any node gives read-your-writes here.
@@ -316,6 +318,16 @@ impl Database {
     }
 
     fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
-        if self.is_closed() { Err(ReadError::Closed) } else { self.0.node.store.read(read) }
+        if self.is_closed() || self.0.shared.is_dropped() { Err(self.gone()) } else { self.0.node.store.read(read) }
+    }
+
+    /// Why a database that is not open any more cannot be read.
+    pub(crate) fn gone(&self) -> ReadError {
+        if self.0.shared.is_dropped() { ReadError::Dropped } else { ReadError::Closed }
+    }
+
+    fn unwritten(&self, error: WriteError) -> WriteError {
+        let dropped = matches!(error, WriteError::Closed) && self.0.shared.is_dropped();
+        if dropped { WriteError::Dropped } else { error }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crdt::{DatabaseNameError, Dot};
+use crdt::{DatabaseName, DatabaseNameError, Dot};
 use thiserror::Error;
 
 pub use crate::engine::port::WriteError;
@@ -65,6 +65,24 @@ pub enum OpenDatabaseError {
     },
 }
 
+/// Why a database could not be dropped.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum DropError {
+    /// There is none of this name.
+    #[error("there is no database {0}")]
+    NotFound(DatabaseName),
+    /// The node is closed.
+    #[error("the node is closed")]
+    Closed,
+    /// The store could not read or write: the database is closed, and may be dropped or not.
+    #[error("the database cannot be dropped: {cause}")]
+    Store {
+        /// The failure.
+        cause: String,
+    },
+}
+
 /// Why a read failed. Never "not found".
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
@@ -72,6 +90,9 @@ pub enum ReadError {
     /// The database is closed.
     #[error("the database is closed")]
     Closed,
+    /// The database was dropped on this node.
+    #[error("the database was dropped")]
+    Dropped,
     /// Too many listing streams are open.
     #[error("{limit} listing streams are open, which is the limit; try again later")]
     TooManyStreams {

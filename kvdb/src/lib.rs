@@ -45,7 +45,7 @@ pub use crdt::{
 pub use database::{Database, DatabaseStats};
 pub use engine::history::HistoryOptions;
 pub use engine::port::{WriteError, Written};
-pub use error::{CloseError, OpenDatabaseError, OpenError, ReadAtError, ReadError, WaitError};
+pub use error::{CloseError, DropError, OpenDatabaseError, OpenError, ReadAtError, ReadError, WaitError};
 pub use libp2p::identity::Keypair;
 pub use libp2p::{Multiaddr, PeerId};
 pub use list::{After, Entry, ListItem, ListOptions, Page};

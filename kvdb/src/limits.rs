@@ -74,5 +74,10 @@ pub const RECLAIM_BYTES: u64 = 64 << 20;
 /// Notes of when which revision was reached, for the age of history.
 pub const MAX_AGE_MARKS: usize = 64;
 
+/// Records of a dropped database that are removed one by one; more are removed by their range.
+pub const DROP_PIECE_RECORDS: usize = 1_024;
+/// Generations of a dropped name that peers are told of; of older ones nobody speaks any more.
+pub const MAX_DROPPED_GENERATIONS: u64 = 16;
+
 /// A node whose bootstrap peers do not answer counts as caught up after this time.
 pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);

@@ -14,12 +14,12 @@ use crate::database::Database;
 use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
 use crate::engine::shared::Shared;
-use crate::error::{CloseError, OpenDatabaseError, OpenError, ReadError, read_error};
+use crate::error::{CloseError, DropError, OpenDatabaseError, OpenError, ReadError, read_error};
 use crate::identity;
 use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_WATCHERS};
 use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::{HistoryOptions, NodeOptions};
-use crate::store::RocksStore;
+use crate::store::{DiskUse, RocksStore};
 
 /// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
 /// databases is dropped, which blocks until what waits is written.
@@ -38,6 +38,8 @@ pub(crate) struct Inner {
     opened: Instant,
     pub(crate) durability: Durability,
     pub(crate) history: HistoryOptions,
+    /// Held while a database is opened or dropped.
+    lifecycle: tokio::sync::Mutex<()>,
     /// A writer was refused because too much history is on no other node.
     pub(crate) history_full: Arc<Notify>,
     pub(crate) streams: Arc<Semaphore>,
@@ -164,11 +166,18 @@ impl Node {
             opened: clock::now(),
             durability,
             history,
+            lifecycle: tokio::sync::Mutex::new(()),
             history_full: Arc::new(Notify::new()),
             streams: Arc::new(streams),
             watchers: Arc::new(watchers),
         });
         crate::compact::schedule(&node);
+        if let Some(net) = &node.net {
+            let dropped = node.store.read(|store| store.dropped().map_err(|error| read_error(&error)));
+            net.dropped(dropped.unwrap_or_default()).await;
+        }
+        // What a crash has left.
+        remove_dropped(&node);
         Ok(Self(node))
     }
 
@@ -209,25 +218,46 @@ impl Node {
     /// # Errors
     /// See [`OpenDatabaseError`].
     pub async fn database(&self, name: &DatabaseName) -> Result<Database, OpenDatabaseError> {
-        let open = self.0.engine.open_databases();
-        let known = DatabaseId::of(name, 0);
-        if open.len() >= MAX_OPEN_DATABASES && !open.contains(&known) {
-            return Err(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES });
-        }
-        let (inner, wanted) = (Arc::clone(&self.0), name.clone());
+        // Nothing is dropped between the look into the catalogue and the opening.
+        let _one = self.0.lifecycle.lock().await;
+        let (inner, wanted, open) = (Arc::clone(&self.0), name.clone(), self.0.engine.open_databases());
         let record = tokio::task::spawn_blocking(move || {
-            inner.store.read(|store| store.open_database(&wanted).map_err(|error| read_error(&error)))
+            inner.store.read(|store| {
+                let known = store.find_database(&wanted).map_err(|error| read_error(&error))?;
+                if open.len() >= MAX_OPEN_DATABASES && known.is_none_or(|record| !open.contains(&record.id)) {
+                    return Ok(None);
+                }
+                store.open_database(&wanted).map(Some).map_err(|error| read_error(&error))
+            })
         });
         let record = record.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
         let record = record.map_err(|error| match error {
             ReadError::Closed => OpenDatabaseError::Closed,
             error => OpenDatabaseError::Store { cause: error.to_string() },
         })?;
+        let record = record.ok_or(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES })?;
         let shared = self.0.engine.open(record.id).await.map_err(|error| match error {
             WriteError::Closed => OpenDatabaseError::Closed,
             error => OpenDatabaseError::Store { cause: error.to_string() },
         })?;
         Ok(Database::new(name.clone(), record.id, shared, Arc::clone(&self.0)))
+    }
+
+    /// Drops a database on this node: its name is free at once, its data are removed in the background. Handles, streams
+    /// and watches that are left over answer that it was dropped. Opened again, the name is a new database, of the next
+    /// generation: nodes that have the old one do not merge it with the new one, whatever was offline meanwhile.
+    ///
+    /// # Errors
+    /// See [`DropError`].
+    ///
+    /// # Durability
+    /// On disk when this returns.
+    ///
+    /// # Cancel safety
+    /// Once polled it goes on when the future is dropped.
+    pub async fn drop_database(&self, name: &DatabaseName) -> Result<(), DropError> {
+        let task = tokio::spawn(drop_database(Arc::clone(&self.0), name.clone()));
+        task.await.unwrap_or_else(|error| Err(DropError::Store { cause: error.to_string() }))
     }
 
     /// All databases in the catalogue, by name.
@@ -244,6 +274,14 @@ impl Node {
             generation: record.generation,
         };
         Ok(records.into_iter().map(info).collect())
+    }
+
+    /// What uses the disk. May wait for it.
+    ///
+    /// # Errors
+    /// When the store's directory cannot be read.
+    pub fn disk_use(&self) -> Result<DiskUse, ReadError> {
+        self.0.store.read(|store| store.disk_use().map_err(|error| read_error(&error)))
     }
 
     /// Figures of the node.
@@ -270,4 +308,52 @@ impl Node {
         self.0.store.release();
         closed
     }
+}
+
+async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropError> {
+    let _one = node.lifecycle.lock().await;
+    let failed = |error: ReadError| match error {
+        ReadError::Closed => DropError::Closed,
+        error => DropError::Store { cause: error.to_string() },
+    };
+    let found = node.store.read(|store| store.find_database(&name).map_err(|error| read_error(&error))).map_err(failed)?;
+    let record = found.ok_or_else(|| DropError::NotFound(name.clone()))?;
+    let shared = node.engine.shared(&record.id);
+    if let Some(shared) = &shared {
+        shared.set_dropped();
+    }
+    // Closed first: no turn may write what is nobody's.
+    let closed = node.engine.close_database(record.id).await.map_err(|error| match error {
+        WriteError::Closed => DropError::Closed,
+        error => DropError::Store { cause: error.to_string() },
+    });
+    let dropped = match closed {
+        Ok(()) => {
+            let store = node.store.clone();
+            let unlink = move || store.read(|store| store.drop_database(&name).map_err(|error| read_error(&error)));
+            let unlinked = tokio::task::spawn_blocking(unlink).await;
+            unlinked.unwrap_or_else(|error| Err(ReadError::Store { cause: error.to_string() })).map_err(failed)
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = dropped {
+        if let Some(shared) = &shared {
+            shared.keep();
+        }
+        return Err(error);
+    }
+    if let Some(net) = &node.net {
+        net.dropped(vec![record.id]).await;
+    }
+    remove_dropped(&node);
+    Ok(())
+}
+
+/// Removes the data of dropped databases in the background.
+fn remove_dropped(node: &Inner) {
+    let store = node.store.clone();
+    tokio::task::spawn_blocking(move || match store.read(|store| store.remove_dropped().map_err(|error| read_error(&error))) {
+        Ok(()) | Err(ReadError::Closed) => {}
+        Err(error) => tracing::warn!(%error, "the data of a dropped database are still there; the next start removes them"),
+    });
 }

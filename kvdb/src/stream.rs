@@ -1,6 +1,7 @@
 //! A listing as a stream: a thread of the blocking pool walks one snapshot and stays a few chunks ahead of its reader.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crdt::{DatabaseId, View as _};
@@ -8,6 +9,7 @@ use futures::Stream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::clock::wall_time;
+use crate::engine::shared::Shared;
 use crate::error::{ReadError, read_error};
 use crate::limits::{LIST_CHUNK_BYTES, LIST_CHUNK_ITEMS};
 use crate::list::{ListItem, ListOptions, walk};
@@ -36,7 +38,7 @@ impl ListStream {
     /// `opened` is told where in the log the listing's snapshot stands.
     pub(crate) fn start(
         store: RocksStore,
-        database: DatabaseId,
+        (database, shared): (DatabaseId, Arc<Shared>),
         options: ListOptions,
         place: OwnedSemaphorePermit,
         opened: Option<oneshot::Sender<Position>>,
@@ -56,6 +58,7 @@ impl ListStream {
                         .blocking_send(Chunk::Items(std::mem::replace(&mut chunk, Vec::with_capacity(LIST_CHUNK_ITEMS))))
                         .is_ok();
                 }
+                read_on &= !shared.is_dropped();
                 read_on
             };
             let result = store.snapshot(&database).map_err(|error| read_error(&error)).and_then(|view| {
@@ -65,7 +68,9 @@ impl ListStream {
                 }
                 walk(&view, &options, wall_time(), &mut take, &|| !sender.is_closed())
             });
-            if read_on && (chunk.is_empty() || sender.blocking_send(Chunk::Items(chunk)).is_ok()) {
+            if shared.is_dropped() {
+                drop(sender.blocking_send(Chunk::End(Err(ReadError::Dropped))));
+            } else if read_on && (chunk.is_empty() || sender.blocking_send(Chunk::Items(chunk)).is_ok()) {
                 drop(sender.blocking_send(Chunk::End(result)));
             }
         });

@@ -132,3 +132,32 @@ pub(crate) async fn visible_ms(a: &Ours, b: &Ours, rounds: usize) -> Vec<f64> {
     }
     times
 }
+
+/// The times of single buffered puts until `done`, or of so many, in milliseconds.
+pub(crate) async fn put_times_until(db: &Database, done: impl Future<Output = ()>, most: usize) -> Vec<f64> {
+    let mut done = std::pin::pin!(done);
+    let mut times = Vec::new();
+    for row in 0..most {
+        if futures::poll!(&mut done).is_ready() {
+            break;
+        }
+        let start = Instant::now();
+        let value = bytes::Bytes::copy_from_slice(&value(row));
+        db.put_with(&typed_key(row % 1_000), value, Durability::Buffered).await.expect("put");
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+        // Small writes of somebody who does other things as well.
+        if row % 64 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    times
+}
+
+/// Deletes a range of rows.
+pub(crate) async fn delete(db: &Database, from: usize, to: usize) {
+    for first in (from..to).step_by(64) {
+        let batch = Batch::new().durability(Durability::Buffered);
+        db.batch((first..to.min(first + 64)).fold(batch, |batch, row| batch.delete(typed_key(row)))).await.expect("a batch");
+    }
+    db.sync().await.expect("synced");
+}

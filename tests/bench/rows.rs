@@ -25,6 +25,8 @@ pub(crate) const ROWS: &[Row] = &[
     Row { name: "list", measure: list },
     Row { name: "catchup-64", measure: catchup_64 },
     Row { name: "visible", measure: visible },
+    Row { name: "compaction", measure: compaction },
+    Row { name: "list-after-deletes", measure: list_after_deletes },
 ];
 
 /// How much is measured.
@@ -220,4 +222,53 @@ fn visible(scale: &Scale, report: &mut Report) {
     });
     report.add("visible.p50", quantile(&mut times, 0.5), "ms", Bound::AtMost(3.0));
     report.add("visible.p99", quantile(&mut times, 0.99), "ms", Bound::AtMost(50.0));
+}
+
+/// Small buffered puts of one caller, first alone, then while a long compaction drops and rewrites what was loaded.
+fn compaction(scale: &Scale, report: &mut Report) {
+    let (runtime, dir) = (runtime(), temp());
+    let (mut alone, mut beside, seconds) = runtime.block_on(async {
+        let us = ours::open(dir.path(), false).await;
+        ours::load(&us.db, scale.keys, 1).await;
+        let alone = ours::put_times_until(&us.db, std::future::pending(), scale.reads / 10).await;
+        let compacting = us.db.clone();
+        let begun = std::time::Instant::now();
+        let task = tokio::spawn(async move {
+            let options = kvdb::CompactOptions { alone: true, min_age: Some(std::time::Duration::ZERO), max_bytes: None };
+            compacting.compact(&options, |_| {}).await.expect("compacts")
+        });
+        let done = async {
+            task.await.expect("ends");
+        };
+        let beside = ours::put_times_until(&us.db, done, usize::MAX).await;
+        let seconds = begun.elapsed().as_secs_f64();
+        us.node.close().await.expect("closes");
+        (alone, beside, seconds)
+    });
+    let (quiet, busy) = (quantile(&mut alone, 0.99), quantile(&mut beside, 0.99));
+    report.add("compaction.put-p99-alone", quiet, "ms", Bound::None);
+    report.add("compaction.put-p99-beside", busy, "ms", Bound::None);
+    report.add("compaction.put-p99-ratio", busy / quiet, "", Bound::AtMost(3.0));
+    report.add("compaction.seconds", seconds, "s", Bound::None);
+}
+
+/// A full listing of what is left after five times as many other keys were deleted, against that of a database in which
+/// they never were.
+fn list_after_deletes(scale: &Scale, report: &mut Report) {
+    let (runtime, dirs) = (runtime(), (temp(), temp()));
+    let keys = scale.keys / 5;
+    runtime.block_on(async {
+        let (fresh, used) = (ours::open(dirs.0.path(), false).await, ours::open(dirs.1.path(), false).await);
+        ours::load(&fresh.db, keys, 64).await;
+        ours::load(&used.db, keys * 6, 64).await;
+        ours::delete(&used.db, keys, keys * 6).await;
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for _ in 0..scale.rounds {
+            without.push(ours::scan(&fresh.db, keys).await);
+            with.push(ours::scan(&used.db, keys).await);
+        }
+        report.add("list-after-deletes.time-ratio", median(without) / median(with), "", Bound::AtMost(1.5));
+        fresh.node.close().await.expect("closes");
+        used.node.close().await.expect("closes");
+    });
 }

@@ -4,6 +4,7 @@
 
 mod cluster;
 mod compact;
+mod drop;
 mod house;
 mod library;
 mod node;

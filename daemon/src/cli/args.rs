@@ -50,6 +50,10 @@ pub(super) enum Command {
     Status(ShowArgs),
     /// Show the peers, or connect to one
     Peers(PeersArgs),
+    /// Drop history that no node needs any more, and give its space back
+    Compact(CompactArgs),
+    /// Drop a database on this node, with all its data
+    Drop(DropArgs),
     /// Make or list databases
     Db(DbArgs),
     /// Put what a file holds, one JSON record a line, as `kvdb export` writes it
@@ -343,6 +347,32 @@ pub(super) struct PeersArgs {
     pub(super) dial: Option<String>,
     #[command(flatten)]
     pub(super) show: ShowArgs,
+}
+
+#[derive(Args)]
+pub(super) struct CompactArgs {
+    /// Keep history of at least this age [default: as the node is configured]
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) min_age_seconds: Option<u32>,
+    /// Keep at most so much history [default: as the node is configured]
+    #[arg(long, value_name = "BYTES")]
+    pub(super) max_bytes: Option<u64>,
+    /// Drop also what no other node has: whoever joins later needs a snapshot
+    #[arg(long)]
+    pub(super) alone: bool,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+pub(super) struct DropArgs {
+    /// The database
+    pub(super) name: DatabaseName,
+    /// Yes, drop it: there is no way back
+    #[arg(long)]
+    pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Args)]

@@ -6,6 +6,7 @@
 mod args;
 mod batch;
 mod client;
+mod compact;
 mod failure;
 mod key;
 mod list;
@@ -52,6 +53,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Conflicts(args) => list::conflicts(&args),
         Command::Status(args) => node::status(&args),
         Command::Peers(args) => node::peers(&args),
+        Command::Compact(args) => compact::compact(&args),
+        Command::Drop(args) => node::drop_database(&args),
         Command::Db(args) => node::db(&args),
         Command::Import(args) => transfer::import(&args),
         Command::Export(args) => transfer::export(&args),

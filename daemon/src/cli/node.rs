@@ -5,7 +5,7 @@ use std::io::Write as _;
 use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::args::{DbArgs, DbCommand, PeersArgs, ShowArgs};
+use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ShowArgs};
 use super::client::{Client, read_json};
 use super::failure::Failure;
 
@@ -22,13 +22,18 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     ];
     lines.extend(items(&status, "listen").map(|address| format!("listens on {}", plain(address))));
     lines.extend(status.get("poisoned").and_then(Value::as_str).map(|cause| format!("REFUSES WRITES: {cause}")));
+    if let Some(disk) = status.get("disk") {
+        let kinds = ["live_bytes", "history_bytes", "engine_bytes"].map(|kind| format!("{kind}={}", word(disk, kind)));
+        lines.push(format!("disk {}", kinds.join(" ")));
+    }
     lines.extend(items(&status, "databases").map(database_line));
     lines.extend(items(&status, "peers").map(peer_line));
     print(&lines.join("\n"))
 }
 
 fn database_line(database: &Value) -> String {
-    let fields = ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes"];
+    let fields =
+        ["keys", "digest", "heads", "replicas", "revision", "pending_blocks", "disk_bytes", "history_bytes", "unsafe_bytes"];
     let fields = fields.map(|field| format!("{field}={}", word(database, field)));
     format!("database {} {}", word(database, "name"), fields.join(" "))
 }
@@ -64,6 +69,16 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
     }
 }
 
+/// `kvdb drop`
+pub(super) fn drop_database(args: &DropArgs) -> Result<(), Failure> {
+    let name = &args.name;
+    if !args.yes {
+        return Err(Failure::bad_input(format!("this drops database {name} with all its data on that node; say --yes")));
+    }
+    Client::new(&args.server)?.send(Method::DELETE, &format!("/v1/databases/{name}"), "", &[])?;
+    print(&format!("database {name} dropped"))
+}
+
 fn peer_line(peer: &Value) -> String {
     let is = |database: &&Value, field: &str| database.get(field).and_then(Value::as_bool) == Some(true);
     let count = |field: &str| items(peer, "databases").filter(|database| is(database, field)).count();
@@ -74,8 +89,12 @@ fn peer_line(peer: &Value) -> String {
         0 => String::new(),
         some => format!(" DISAGREES={some}"),
     };
+    let below = match (count("below_floor"), count("needs_snapshot")) {
+        (0, 0) => String::new(),
+        (here, there) => format!(" BELOW_FLOOR={here} NEEDS_SNAPSHOT={there}"),
+    };
     let address = items(peer, "addresses").next().map(plain).unwrap_or_default();
-    format!("peer {} {address} {fields} synced={}/{all}{disagreeing}", word(peer, "peer_id"), count("synced"))
+    format!("peer {} {address} {fields} synced={}/{all}{disagreeing}{below}", word(peer, "peer_id"), count("synced"))
 }
 
 fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {

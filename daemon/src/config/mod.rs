@@ -3,7 +3,7 @@
 mod raw;
 mod resolve;
 
-pub use raw::{Raw, RawHttp, RawP2p, RawStore, RawToken, RunFlags};
+pub use raw::{Raw, RawHistory, RawHttp, RawP2p, RawStore, RawToken, RunFlags};
 pub(crate) use resolve::default_file;
 pub use resolve::{Config, ConfigError, Fault, HttpConfig, Scope, Token};
 

@@ -23,6 +23,8 @@ pub struct Raw {
     pub p2p: RawP2p,
     /// Storage.
     pub store: RawStore,
+    /// History.
+    pub history: RawHistory,
 }
 
 /// The HTTP part.
@@ -92,6 +94,22 @@ pub struct RawStore {
     pub accept_loss: Option<bool>,
 }
 
+/// The part about history.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawHistory {
+    /// Other nodes that must have a block.
+    pub holders: Option<u64>,
+    /// Age that is kept.
+    pub min_age_seconds: Option<u64>,
+    /// Size that is kept.
+    pub max_mib: Option<u64>,
+    /// Size at which writes are refused.
+    pub hard_mib: Option<u64>,
+    /// How often it is looked at; 0 for never.
+    pub interval_seconds: Option<u64>,
+}
+
 /// What `kvdb run` takes from flags and environment.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = "Configuration (each also as a key of the file)")]
@@ -147,6 +165,21 @@ pub struct RunFlags {
     /// Open a store whose log is damaged in the middle, losing what comes after
     #[arg(long, env = "KVDB_STORE_ACCEPT_LOSS", value_name = "true|false")]
     store_accept_loss: Option<bool>,
+    /// Other nodes that must have a block before it is dropped here; 0 for a node that stays alone
+    #[arg(long, env = "KVDB_HISTORY_HOLDERS", value_name = "NODES")]
+    history_holders: Option<u64>,
+    /// Age of history that is kept
+    #[arg(long, env = "KVDB_HISTORY_MIN_AGE_SECONDS", value_name = "SECONDS")]
+    history_min_age_seconds: Option<u64>,
+    /// History that is kept at most, for each database
+    #[arg(long, env = "KVDB_HISTORY_MAX_MIB", value_name = "MIB")]
+    history_max_mib: Option<u64>,
+    /// History that no other node has at which writes to the database are refused
+    #[arg(long, env = "KVDB_HISTORY_HARD_MIB", value_name = "MIB")]
+    history_hard_mib: Option<u64>,
+    /// How often history is looked at; 0 for never
+    #[arg(long, env = "KVDB_HISTORY_INTERVAL_SECONDS", value_name = "SECONDS")]
+    history_interval_seconds: Option<u64>,
 }
 
 impl std::fmt::Debug for RunFlags {
@@ -190,6 +223,13 @@ impl RunFlags {
                 write_buffer_mib: self.store_write_buffer_mib,
                 max_wal_mib: self.store_max_wal_mib,
                 accept_loss: self.store_accept_loss,
+            },
+            history: RawHistory {
+                holders: self.history_holders,
+                min_age_seconds: self.history_min_age_seconds,
+                max_mib: self.history_max_mib,
+                hard_mib: self.history_hard_mib,
+                interval_seconds: self.history_interval_seconds,
             },
         }
     }
@@ -252,6 +292,13 @@ impl Raw {
                 write_buffer_mib: self.store.write_buffer_mib.or(lower.store.write_buffer_mib),
                 max_wal_mib: self.store.max_wal_mib.or(lower.store.max_wal_mib),
                 accept_loss: self.store.accept_loss.or(lower.store.accept_loss),
+            },
+            history: RawHistory {
+                holders: self.history.holders.or(lower.history.holders),
+                min_age_seconds: self.history.min_age_seconds.or(lower.history.min_age_seconds),
+                max_mib: self.history.max_mib.or(lower.history.max_mib),
+                hard_mib: self.history.hard_mib.or(lower.history.hard_mib),
+                interval_seconds: self.history.interval_seconds.or(lower.history.interval_seconds),
             },
         }
     }

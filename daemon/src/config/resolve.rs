@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use kvdb::{DatabaseName, Durability, LossPolicy, Multiaddr, NetworkKey, NetworkOptions, NodeOptions, PeerId, StoreOptions};
+use kvdb::{
+    DatabaseName, Durability, HistoryOptions, LossPolicy, Multiaddr, NetworkKey, NetworkOptions, NodeOptions, PeerId,
+    StoreOptions,
+};
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
-use super::raw::{Raw, RawHttp, RawP2p, RawStore, RawToken};
-use crate::limits::{MAX_SIZE_MIB, MIN_TOKEN_BYTES, REBROADCAST_SECONDS};
+use super::raw::{Raw, RawHistory, RawHttp, RawP2p, RawStore, RawToken};
+use crate::limits::{MAX_HISTORY_HOLDERS, MAX_HISTORY_SECONDS, MAX_SIZE_MIB, MIN_TOKEN_BYTES, REBROADCAST_SECONDS};
 
 const DEFAULT_HTTP: &str = "127.0.0.1:7070";
 const DEFAULT_TCP: &str = "/ip4/0.0.0.0/tcp/7071";
@@ -149,10 +152,11 @@ impl Config {
         let http = http(raw.http, &mut faults);
         let network = network(raw.p2p, &mut faults);
         let store = store(&raw.store, &mut faults);
+        let history = history(&raw.history, &mut faults);
         if !faults.0.is_empty() {
             return Err(ConfigError(faults.0));
         }
-        let node = NodeOptions { store, network, durability, ..NodeOptions::new(data_dir) };
+        let node = NodeOptions { store, network, durability, history, ..NodeOptions::new(data_dir) };
         Ok(Self { node, databases: databases.into_iter().collect(), log, http })
     }
 }
@@ -242,6 +246,24 @@ fn store(raw: &RawStore, faults: &mut Faults) -> StoreOptions {
     }
 }
 
+fn history(raw: &RawHistory, faults: &mut Faults) -> HistoryOptions {
+    let usual = HistoryOptions::default();
+    let holders = faults.within("history.holders", raw.holders, usual.holders as u64, (0, MAX_HISTORY_HOLDERS));
+    let min_age =
+        faults.within("history.min_age_seconds", raw.min_age_seconds, usual.min_age.as_secs(), (0, MAX_HISTORY_SECONDS));
+    let seconds = usual.interval.map_or(0, |interval| interval.as_secs());
+    let interval = faults.within("history.interval_seconds", raw.interval_seconds, seconds, (0, MAX_HISTORY_SECONDS));
+    let hard = faults.within("history.hard_mib", raw.hard_mib, usual.hard_bytes >> 20, (1, MAX_SIZE_MIB));
+    let max = raw.max_mib.map(|mib| faults.within("history.max_mib", Some(mib), 0, (0, hard)));
+    HistoryOptions {
+        holders: usize::try_from(holders).unwrap_or(usize::MAX),
+        min_age: Duration::from_secs(min_age),
+        max_bytes: max.map(|mib| mib.saturating_mul(1 << 20)),
+        hard_bytes: hard.saturating_mul(1 << 20),
+        interval: (interval > 0).then(|| Duration::from_secs(interval)),
+    }
+}
+
 /// The data directory of a configuration file that `kvdb init` would write there.
 pub(crate) fn default_file(data_dir: &Path) -> PathBuf {
     data_dir.join("kvdb.toml")
@@ -271,6 +293,9 @@ mod tests {
             [store]
             block_cache_mib = 0
             max_wal_mib = 99999999999
+            [history]
+            holders = 1000
+            max_mib = 20000
             "#,
         );
         let keys: Vec<&str> = found.iter().map(|fault| fault.key).collect();
@@ -285,6 +310,8 @@ mod tests {
             "p2p.rebroadcast_seconds",
             "store.block_cache_mib",
             "store.max_wal_mib",
+            "history.holders",
+            "history.max_mib",
         ];
         assert_eq!(keys, expected);
         let text = ConfigError(found).to_string();

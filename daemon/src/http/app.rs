@@ -15,7 +15,7 @@ use super::body::Upload;
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
-use super::{batch, database, keys, list, metrics, node, watch};
+use super::{batch, compact, database, keys, list, metrics, node, watch};
 use crate::config::HttpConfig;
 use crate::problem::{Code, Problem};
 
@@ -116,6 +116,7 @@ impl App {
             Route::Dial => node::dial(self, call).await,
             Route::Databases => database::all(self, call).await,
             Route::Database(name) => database::one(self, &name, call).await,
+            Route::DropDatabase(name) => database::drop(self, &name, call).await,
             Route::CreateDatabase(name) => database::create(self, &name, call).await,
             Route::Key(name, method, text) => {
                 let database = self.database(&name).await?;
@@ -127,6 +128,7 @@ impl App {
             }
             Route::List(name) => list::list(&self.database(&name).await?, list::Which::All, call).await,
             Route::Conflicts(name) => list::list(&self.database(&name).await?, list::Which::Conflicts, call).await,
+            Route::Compact(name) => compact::compact(self.database(&name).await?, call),
             Route::Batch(name) => batch::batch(&self.database(&name).await?, call).await,
             Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,
             Route::Wait(name) => database::wait(&self.database(&name).await?, call).await,

@@ -35,12 +35,26 @@ pub(super) async fn one(app: &App, name: &DatabaseName, call: Call) -> Result<Re
 /// The figures of an open database.
 pub(super) fn figures(database: &Database) -> Result<Value, Problem> {
     let DatabaseStats {
-        keys, digest, heads, replicas, vv_hash, revision, clock, pending_blocks, pending_bytes, disk_bytes, ..
+        keys,
+        digest,
+        heads,
+        replicas,
+        vv_hash,
+        revision,
+        clock,
+        pending_blocks,
+        pending_bytes,
+        disk_bytes,
+        history_bytes,
+        unsafe_bytes,
+        log_floor,
+        ..
     } = database.stats()?;
     Ok(json!({
         "name": database.name().as_str(), "id": database.id().to_string(), "keys": keys, "digest": digest.to_string(),
         "heads": heads, "replicas": replicas, "vv_hash": hex(&vv_hash), "revision": revision, "clock": clock.to_string(),
         "pending_blocks": pending_blocks, "pending_bytes": pending_bytes, "disk_bytes": disk_bytes,
+        "history_bytes": history_bytes, "unsafe_bytes": unsafe_bytes, "log_floor": log_floor,
     }))
 }
 
@@ -59,6 +73,13 @@ pub(super) async fn create(app: &App, name: &DatabaseName, call: Call) -> Result
     let status = if app.has(name).await? { StatusCode::OK } else { StatusCode::CREATED };
     let database = app.open(name).await?;
     json(status, &json!({ "name": name.as_str(), "id": database.id().to_string() }))
+}
+
+/// `DELETE /v1/databases/{db}`: the name is free when this answers.
+pub(super) async fn drop(app: &App, name: &DatabaseName, call: Call) -> Result<Response, Problem> {
+    call.query.finish()?;
+    app.node().drop_database(name).await?;
+    json(StatusCode::OK, &json!({ "name": name.as_str(), "dropped": true }))
 }
 
 /// `GET …/wait?dot=`: answers once this node has merged the dot.

@@ -4,8 +4,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kvdb::{
-    DatabaseNameError, DialError, KeyError, OpenDatabaseError, PatternError, ReadError, WaitError, WatchError, WriteError,
-    WriteRefusal,
+    DatabaseNameError, DialError, DropError, KeyError, OpenDatabaseError, PatternError, ReadError, WaitError, WatchError,
+    WriteError, WriteRefusal,
 };
 
 use super::keys::text_header;
@@ -54,6 +54,7 @@ impl From<WriteError> for Problem {
             WriteError::HistoryFull { limit, .. } => {
                 Self::new(Code::HistoryFull, detail).with_limit(usize::try_from(limit).unwrap_or(usize::MAX))
             }
+            WriteError::Dropped => Self::new(Code::Dropped, detail),
             WriteError::Closed => Self::new(Code::Closed, detail),
             WriteError::Poisoned { cause } if disk_full(&cause) => Self::new(Code::DiskFull, detail),
             WriteError::Poisoned { .. } => Self::new(Code::Poisoned, detail),
@@ -84,6 +85,7 @@ impl From<ReadError> for Problem {
     fn from(error: ReadError) -> Self {
         let detail = error.to_string();
         match error {
+            ReadError::Dropped => Self::new(Code::Dropped, detail),
             ReadError::Closed => Self::new(Code::Closed, detail),
             ReadError::TooManyStreams { limit } => Self::new(Code::TooManyStreams, detail).with_limit(limit),
             _ => Self::new(Code::ReadFailed, detail),
@@ -118,6 +120,17 @@ impl From<PatternError> for Problem {
 impl From<OpenDatabaseError> for Problem {
     fn from(error: OpenDatabaseError) -> Self {
         Self::new(Code::Internal, error.to_string())
+    }
+}
+
+impl From<DropError> for Problem {
+    fn from(error: DropError) -> Self {
+        let detail = error.to_string();
+        match error {
+            DropError::NotFound(_) => Self::new(Code::DatabaseNotFound, detail),
+            DropError::Closed => Self::new(Code::Closed, detail),
+            _ => Self::new(Code::Internal, detail).maybe_written(),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 
 use super::app::{App, Call, blocking};
-use super::node::open_databases;
+use super::node::{disk_use, open_databases};
 use crate::problem::Problem;
 
 /// Counters of the HTTP interface.
@@ -53,6 +53,11 @@ pub(super) async fn render(app: &App, call: Call) -> Result<Response, Problem> {
         text.sample("kvdb_http_requests_total", &format!("route=\"{route}\",status=\"{status}\""), count);
     }
     node(app, &mut text);
+    let disk = disk_use(app).await?;
+    text.metric("kvdb_disk_use_bytes", "gauge", "Bytes on disk by what they are for.");
+    for (kind, bytes) in [("live", disk.live), ("history", disk.history), ("engine", disk.engine)] {
+        text.sample("kvdb_disk_use_bytes", &format!("kind=\"{kind}\""), bytes);
+    }
     let mut figures = Vec::new();
     for database in open_databases(app).await? {
         figures.push(blocking(move || Ok((database.name().clone(), database.stats()?))).await?);
@@ -69,6 +74,8 @@ pub(super) async fn render(app: &App, call: Call) -> Result<Response, Problem> {
     gauge("kvdb_replicas", "Writers that have ever written.", &|stats| stats.replicas as u64);
     gauge("kvdb_pending_blocks", "Received blocks that wait for others.", &|stats| stats.pending_blocks as u64);
     gauge("kvdb_pending_bytes", "Bytes of received blocks that wait for others.", &|stats| stats.pending_bytes as u64);
+    gauge("kvdb_history_bytes", "Bytes of blocks kept for nodes that are behind.", &|stats| stats.history_bytes);
+    gauge("kvdb_unsafe_bytes", "Bytes of blocks that too few other nodes have.", &|stats| stats.unsafe_bytes);
     gauge("kvdb_disk_bytes", "Bytes on disk, about.", &|stats| stats.disk_bytes);
     let mut response = Response::new(Body::from(text.0));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

@@ -3,6 +3,7 @@
 mod app;
 mod batch;
 mod body;
+mod compact;
 mod database;
 mod errors;
 mod guard;

@@ -44,15 +44,23 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
         databases.push(blocking(move || database::figures(&database)).await?);
     }
     let status = node.status();
+    let disk = disk_use(app).await?;
     let addresses: Vec<String> = node.listen_addresses().iter().map(ToString::to_string).collect();
     let document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
         "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes, "caught_up": status.caught_up,
         "watchers": status.watchers,
+        "disk": { "live_bytes": disk.live, "history_bytes": disk.history, "engine_bytes": disk.engine },
         "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });
     json(StatusCode::OK, &document)
+}
+
+/// What uses the disk.
+pub(super) async fn disk_use(app: &App) -> Result<kvdb::store::DiskUse, Problem> {
+    let node = app.node().clone();
+    blocking(move || Ok(node.disk_use()?)).await
 }
 
 /// The databases that are open now.

@@ -28,6 +28,8 @@ pub(super) enum Route {
     Databases,
     /// `GET /v1/databases/{db}`
     Database(DatabaseName),
+    /// `DELETE /v1/databases/{db}`
+    DropDatabase(DatabaseName),
     /// `PUT /v1/databases/{db}`
     CreateDatabase(DatabaseName),
     /// `GET`, `HEAD`, `PUT`, `DELETE` `/v1/databases/{db}/keys/{key…}`, or `…/keys?key=`, where the text is `None`
@@ -36,6 +38,8 @@ pub(super) enum Route {
     List(DatabaseName),
     /// `GET /v1/databases/{db}/conflicts`
     Conflicts(DatabaseName),
+    /// `POST /v1/databases/{db}/compact`
+    Compact(DatabaseName),
     /// `POST /v1/databases/{db}/batch`
     Batch(DatabaseName),
     /// `GET /v1/databases/{db}/siblings?key=`
@@ -82,15 +86,17 @@ impl Route {
         let name = DatabaseName::parse(&decode(name)?)?;
         match below {
             None if method == Method::PUT => Ok(Self::CreateDatabase(name)),
-            None if method != Method::GET => Err(not_allowed(method, "GET, PUT")),
+            None if method == Method::DELETE => Ok(Self::DropDatabase(name)),
+            None if method != Method::GET => Err(not_allowed(method, "GET, PUT, DELETE")),
             None => Ok(Self::Database(name)),
             Some("list") => get(Self::List(name)),
             Some("conflicts") => get(Self::Conflicts(name)),
             Some("siblings") => get(Self::Siblings(name)),
             Some("wait") => get(Self::Wait(name)),
             Some("watch") => get(Self::Watch(name)),
+            Some("compact") if method == Method::POST => Ok(Self::Compact(name)),
             Some("batch") if method == Method::POST => Ok(Self::Batch(name)),
-            Some("batch") => Err(not_allowed(method, "POST")),
+            Some("batch" | "compact") => Err(not_allowed(method, "POST")),
             Some("keys") => Ok(Self::Key(name, KeyMethod::of(method)?, None)),
             Some(below) => {
                 let key = below.strip_prefix("keys/").ok_or_else(|| no_route(path))?;
@@ -112,11 +118,13 @@ impl Route {
             Self::Databases => "databases",
             Self::Database(_) => "database",
             Self::CreateDatabase(_) => "create_database",
+            Self::DropDatabase(_) => "drop_database",
             Self::Key(_, KeyMethod::Get | KeyMethod::Head, _) => "get",
             Self::Key(_, KeyMethod::Put, _) => "put",
             Self::Key(_, KeyMethod::Delete, _) => "delete",
             Self::List(_) => "list",
             Self::Conflicts(_) => "conflicts",
+            Self::Compact(_) => "compact",
             Self::Batch(_) => "batch",
             Self::Siblings(_) => "siblings",
             Self::Wait(_) => "wait",
@@ -128,7 +136,7 @@ impl Route {
     pub(super) fn scope(&self) -> Option<Scope> {
         match self {
             Self::Health | Self::Ready => None,
-            Self::CreateDatabase(_) | Self::Dial => Some(Scope::Admin),
+            Self::CreateDatabase(_) | Self::DropDatabase(_) | Self::Compact(_) | Self::Dial => Some(Scope::Admin),
             Self::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Self::Batch(_) => Some(Scope::Write),
             _ => Some(Scope::Read),
         }

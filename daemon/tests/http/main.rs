@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test that cannot go on panics")]
 
+mod admin;
 mod cli;
 mod errors;
 mod keys;

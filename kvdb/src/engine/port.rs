@@ -41,6 +41,9 @@ pub enum WriteError {
         /// The limit.
         limit: u64,
     },
+    /// Nothing was written: the database was dropped on this node.
+    #[error("the database was dropped; nothing was written")]
+    Dropped,
     /// Nothing was written: the database is closed.
     #[error("the database is closed; nothing was written")]
     Closed,

@@ -28,6 +28,7 @@ pub(crate) struct Figures {
 pub(crate) struct Shared {
     state: RwLock<State>,
     closed: AtomicBool,
+    dropped: AtomicBool,
     watchers: AtomicUsize,
     history: Mutex<History>,
     /// Held by the compaction under way.
@@ -70,6 +71,7 @@ impl Shared {
         Self {
             state,
             closed: AtomicBool::new(false),
+            dropped: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
             history: Mutex::new(history),
             compacting: tokio::sync::Mutex::new(()),
@@ -141,6 +143,20 @@ impl Shared {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.signal();
+    }
+
+    /// The database is being dropped: whoever asks from now on is told so.
+    pub(crate) fn set_dropped(&self) {
+        self.dropped.store(true, Ordering::Release);
+    }
+
+    /// It could not be dropped.
+    pub(crate) fn keep(&self) {
+        self.dropped.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -411,6 +411,11 @@ impl<B: Backend> Driver<B> {
             Command::Holders(database, reply) => {
                 let _ = reply.send(self.machine.holders(&database));
             }
+            Command::Dropped(databases) => {
+                for output in self.machine.drop_databases(&databases, self.started.elapsed()) {
+                    self.output(output, None);
+                }
+            }
             Command::Close(_) => {}
         }
     }

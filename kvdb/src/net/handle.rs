@@ -95,6 +95,7 @@ pub(super) enum Command {
     Dial(Multiaddr, oneshot::Sender<Result<(), String>>, oneshot::Sender<bool>),
     Durable(DatabaseId, oneshot::Sender<Vec<(PeerId, VersionVector)>>),
     Holders(DatabaseId, oneshot::Sender<BTreeMap<PeerId, VersionVector>>),
+    Dropped(Vec<DatabaseId>),
     Close(oneshot::Sender<()>),
 }
 
@@ -188,6 +189,12 @@ impl NetHandle {
             return BTreeMap::new();
         }
         answer.await.unwrap_or_default()
+    }
+
+    /// These databases were dropped on this node: peers that offer one are told so.
+    pub(crate) async fn dropped(&self, databases: Vec<DatabaseId>) {
+        // A network that has ended tells nobody anything.
+        let _ = self.commands.send(Command::Dropped(databases)).await;
     }
 
     /// Says good-bye and ends the network. Returns once nothing of it runs any more.

@@ -30,6 +30,8 @@ pub const MAX_OPEN_DATABASES: usize = 4_096;
 pub const MAX_FEEDS_PER_DATABASE: usize = 8;
 /// Peers per database whose last word on what they have on disk is remembered while they are away.
 pub const MAX_KNOWN_HOLDERS: usize = 64;
+/// Dropped databases that peers which offer one are told of.
+pub const MAX_DROPPED_DATABASES: usize = 4_096;
 /// Most point look-ups to find where a peer's gap begins; with more gaps the log is read from its start.
 pub const MAX_START_LOOKUPS: usize = 1_024;
 

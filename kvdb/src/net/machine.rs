@@ -351,6 +351,14 @@ impl<R> NetMachine<R> {
         (room, self.handle(Input::Tick, now))
     }
 
+    /// See [`SyncMachine::drop_databases`].
+    pub fn drop_databases(&mut self, databases: &[DatabaseId], now: Moment) -> Vec<Output<R>> {
+        for output in self.sync.drop_databases(databases) {
+            self.sync_output(output);
+        }
+        self.handle(Input::Tick, now)
+    }
+
     /// When `Tick` is wanted.
     #[must_use]
     pub fn wake(&self) -> Option<Moment> {

@@ -59,6 +59,8 @@ impl DatabaseRecord {
 const STORE: u8 = 0;
 const NEXT_NUMBER: u8 = 1;
 const DATABASE: u8 = 2;
+const REMAINDER: u8 = 3;
+const GENERATION: u8 = 4;
 
 const FIRST_NUMBER: u32 = 1;
 
@@ -106,6 +108,62 @@ fn read_database(key: &[u8], bytes: &[u8]) -> Result<DatabaseRecord, Malformed> 
     Ok(DatabaseRecord { name, id, generation, number, row_number, state, store_id, format })
 }
 
+/// What is left of a dropped database: nothing refers to it, and its numbers are never used again.
+fn remainder_key(number: u32) -> Vec<u8> {
+    [&[REMAINDER][..], &number.to_be_bytes()].concat()
+}
+
+fn read_remainder(key: &[u8], bytes: &[u8]) -> Result<Numbers, Malformed> {
+    let mut key = Reader::key(key.split_first().map_or(&[], |(_, rest)| rest));
+    let number = key.u32()?;
+    key.end()?;
+    let mut reader = Reader::record(bytes)?;
+    let rows = reader.u32()?;
+    reader.end()?;
+    Ok(Numbers { number, rows })
+}
+
+fn generation_key(name: &DatabaseName) -> Vec<u8> {
+    [&[GENERATION], name.as_str().as_bytes()].concat()
+}
+
+fn read_generation(key: &[u8], bytes: &[u8]) -> Result<(DatabaseName, u64), Malformed> {
+    let name = key.split_first().and_then(|(_, name)| std::str::from_utf8(name).ok()).map(DatabaseName::parse);
+    let Some(Ok(name)) = name else { return Err(Malformed("its key is no database name")) };
+    let mut reader = Reader::record(bytes)?;
+    let generation = reader.u64()?;
+    reader.end()?;
+    Ok((name, generation))
+}
+
+/// Drops a database in one synced write: from then on its name is free, for the next generation, and its records belong
+/// to nobody.
+pub(super) fn unlink(inner: &Inner, record: &DatabaseRecord) -> Result<(), StoreError> {
+    let family = inner.family(Family::Catalog);
+    let mut batch = WriteBatch::default();
+    batch.delete_cf(family, database_key(&record.name));
+    batch.put_cf(family, remainder_key(record.number), Writer::default().version().u32(record.row_number).bytes());
+    batch.put_cf(family, generation_key(&record.name), Writer::default().version().u64(record.generation + 1).bytes());
+    inner.write_synced(batch)
+}
+
+/// What is left of dropped databases.
+pub(super) fn remainders(inner: &Inner) -> Result<Vec<Numbers>, StoreError> {
+    inner.scan(Family::Catalog, vec![REMAINDER]..vec![REMAINDER + 1], read_remainder).collect()
+}
+
+/// Nothing is left of it any more.
+pub(super) fn forget_remainder(inner: &Inner, numbers: Numbers) -> Result<(), StoreError> {
+    let mut batch = WriteBatch::default();
+    batch.delete_cf(inner.family(Family::Catalog), remainder_key(numbers.number));
+    inner.write_synced(batch)
+}
+
+/// Names that were dropped, each with its next generation.
+pub(super) fn generations(inner: &Inner) -> impl Iterator<Item = Result<(DatabaseName, u64), StoreError>> {
+    inner.scan(Family::Catalog, vec![GENERATION]..vec![GENERATION + 1], read_generation)
+}
+
 /// The store's own record.
 pub(super) fn store_id(inner: &Inner) -> Result<Option<StoreId>, StoreError> {
     inner.get(Family::Catalog, &[STORE], |bytes| {
@@ -144,15 +202,17 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
     })?;
     let number = match next {
         Some(next) => next,
-        None if all(inner).next().is_none() => FIRST_NUMBER,
+        None if all(inner).next().is_none() && generations(inner).next().is_none() => FIRST_NUMBER,
         None => return Err(Malformed("it is missing").at(Family::Catalog, &[NEXT_NUMBER])),
     };
     // The last number stays unused: its range would have no end.
     let after = number.checked_add(1).ok_or_else(|| StoreError::NumbersExhausted(name.clone()))?;
+    let key = generation_key(name);
+    let generation = inner.get(Family::Catalog, &key, |bytes| read_generation(&key, bytes))?.map_or(0, |(_, next)| next);
     let record = DatabaseRecord {
         name: name.clone(),
-        id: DatabaseId::of(name, 0),
-        generation: 0,
+        id: DatabaseId::of(name, generation),
+        generation,
         number,
         row_number: number,
         state: DatabaseState::Live,
@@ -170,6 +230,19 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn golden_bytes_of_what_is_left_of_a_dropped_database() {
+        let name = DatabaseName::parse("demo").unwrap();
+        let (key, bytes) = (remainder_key(3), Writer::default().version().u32(4).bytes().to_vec());
+        assert_eq!((key.as_slice(), bytes.as_slice()), (&[3, 0, 0, 0, 3][..], &[1, 0, 0, 0, 4][..]));
+        assert_eq!(read_remainder(&key, &bytes), Ok(Numbers { number: 3, rows: 4 }));
+        assert!(read_remainder(&key[..4], &bytes).is_err() && read_remainder(&key, &bytes[..4]).is_err());
+        let (key, bytes) = (generation_key(&name), Writer::default().version().u64(5).bytes().to_vec());
+        assert_eq!((key.as_slice(), bytes.as_slice()), (&b"\x04demo"[..], &[1, 0, 0, 0, 0, 0, 0, 0, 5][..]));
+        assert_eq!(read_generation(&key, &bytes), Ok((name, 5)));
+        assert!(read_generation(b"\x04a/b", &bytes).is_err() && read_generation(&key, &bytes[..8]).is_err());
+    }
 
     #[test]
     fn golden_bytes_of_a_database() {

@@ -10,6 +10,7 @@ mod error;
 mod layout;
 mod options;
 mod reclaim;
+mod removal;
 mod rocks;
 mod view;
 mod wal;
@@ -138,7 +139,7 @@ impl RocksStore {
         self.0.inner.poison().cloned()
     }
 
-    /// The database of this name, created in generation 0 if it is not there.
+    /// The database of this name, created if it is not there: in generation 0, or in the one after the last dropped one.
     ///
     /// # Errors
     /// When the store cannot read or write, or has no number left.

@@ -85,7 +85,7 @@ impl Database {
     /// [`MAX_WATCHERS`], and when the database is closed or cannot be read.
     pub fn watch(&self, options: WatchOptions) -> Result<WatchStream, WatchError> {
         if self.is_closed() {
-            return Err(ReadError::Closed.into());
+            return Err(self.gone().into());
         }
         let node = self.node();
         let place =
@@ -179,7 +179,10 @@ impl Stream for WatchStream {
             }
             match &mut this.phase {
                 Phase::Ended => return Poll::Ready(None),
-                _ if this.database.is_closed() => return this.fail(ReadError::Closed),
+                _ if this.database.is_closed() => {
+                    let gone = this.database.gone();
+                    return this.fail(gone);
+                }
                 Phase::Look => this.look(),
                 Phase::Waiting(changed) => {
                     std::task::ready!(changed.as_mut().poll(context));

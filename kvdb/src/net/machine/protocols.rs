@@ -42,7 +42,7 @@ impl<R> NetMachine<R> {
         }
     }
 
-    fn sync_output(&mut self, output: sync::Output) {
+    pub(super) fn sync_output(&mut self, output: sync::Output) {
         match output {
             sync::Output::Send(peer, frame) => self.out.push(Output::Send(peer, frame)),
             sync::Output::ReadLog { session, database, from, max_bytes, skip } => {

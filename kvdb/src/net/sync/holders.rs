@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crdt::{DatabaseId, VersionVector};
 use libp2p::PeerId;
 
-use super::{Local, Moment, SyncMachine};
-use crate::net::limits::MAX_KNOWN_HOLDERS;
+use super::{Frame, Local, Moment, Output, SyncMachine};
+use crate::net::limits::{MAX_DROPPED_DATABASES, MAX_KNOWN_HOLDERS};
 
 /// The last word of peers whose sessions have ended, per database.
 #[derive(Debug, Default)]
@@ -37,6 +37,22 @@ impl Gone {
 }
 
 impl SyncMachine {
+    /// These databases were dropped on this node: peers that were told of one, or that offer one, are told so.
+    pub fn drop_databases(&mut self, databases: &[DatabaseId]) -> Vec<Output> {
+        for database in databases.iter().take(MAX_DROPPED_DATABASES) {
+            while self.dropped.len() >= MAX_DROPPED_DATABASES {
+                self.dropped.pop_first();
+            }
+            self.dropped.insert(*database);
+            let told = self.peers.iter().filter(|(_, peer)| peer.ever_offered.contains(database));
+            let told: Vec<PeerId> = told.map(|(id, _)| *id).collect();
+            for peer in told {
+                self.send(peer, Frame::Dropped(*database));
+            }
+        }
+        std::mem::take(&mut self.out)
+    }
+
     /// The known peers of an open database with what they have on disk: those that have it open now, and up to
     /// [`MAX_KNOWN_HOLDERS`] that had it open with this node since this one opened it, as they last said. One that comes
     /// back counts with its new word once replicas have been compared.

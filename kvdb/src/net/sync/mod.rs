@@ -227,6 +227,8 @@ pub struct SyncMachine {
     timers: BTreeSet<(Moment, SessionId)>,
     next_session: u64,
     gone: Gone,
+    /// Databases that were dropped on this node.
+    dropped: BTreeSet<DatabaseId>,
     /// Log reads under way, also for sessions that have ended since: one for each database with a peer, however often
     /// that one closes and opens it.
     reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
@@ -247,6 +249,7 @@ impl SyncMachine {
             timers: BTreeSet::new(),
             next_session: 0,
             gone: Gone::default(),
+            dropped: BTreeSet::new(),
             reads: BTreeMap::new(),
             now: Moment::ZERO,
             out: Vec::new(),

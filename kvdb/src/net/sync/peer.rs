@@ -144,6 +144,10 @@ impl SyncMachine {
     }
 
     fn remote_opened(&mut self, from: PeerId, database: DatabaseId) {
+        if self.dropped.contains(&database) {
+            self.send(from, Frame::Dropped(database));
+            return;
+        }
         let Some(peer) = self.peers.get_mut(&from) else { return };
         if peer.remote_open.len() >= MAX_OPEN_DATABASES && !peer.remote_open.contains(&database) {
             self.misbehaved(from, Misbehaviour::TooManyDatabases);

@@ -4,6 +4,7 @@ mod contract;
 mod damage;
 mod open;
 mod reads;
+mod removal;
 
 use std::path::Path;
 

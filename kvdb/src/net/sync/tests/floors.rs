@@ -211,3 +211,36 @@ fn t06_a_peer_that_is_away_counts_with_its_last_word() {
     world.input(0, Input::News(closed));
     assert!(holders(&world).is_empty());
 }
+
+#[test]
+fn t05_whoever_offers_a_dropped_database_is_told_so() {
+    let mut world = World::of(2);
+    let (db, kept) = (database("d"), database("kept"));
+    for db in [db, kept] {
+        (0..2).for_each(|n| world.open(n, db));
+    }
+    world.connect(0, 1);
+    world.put(0, db, "/a", 1);
+    world.settle();
+    world.nodes[1].reports.clear();
+    let drop_there = |world: &mut World| {
+        let outputs = world.nodes[0].machine.drop_databases(&[db]);
+        for output in outputs {
+            let Output::Send(_, frame) = output else { panic!("{output:?}") };
+            let from = world.nodes[0].id;
+            world.receive(1, from, &frame);
+        }
+    };
+    world.input(0, Input::News(News::Closed(db)));
+    drop_there(&mut world);
+    let a = world.nodes[0].id;
+    assert_eq!(world.nodes[1].reports, [Report::Dropped(a, db)]);
+    // Also one that was away meanwhile, once for each time it offers it, and nothing else comes of it.
+    world.disconnect(0, 1);
+    world.put(1, db, "/late", 1);
+    world.connect(0, 1);
+    world.settle();
+    assert_eq!(world.nodes[1].reports.iter().filter(|report| **report == Report::Dropped(a, db)).count(), 2);
+    assert!(world.nodes[1].machine.sessions(&a).all(|(with, _)| with == kept));
+    assert!(world.nodes.iter().all(|node| node.cut.is_empty()));
+}
