@@ -8,7 +8,7 @@ BIN = $(shell scripts/cargo target-dir)/release
 # Rows of `make bench`, separated by commas; empty for all.
 ROWS ?=
 
-.PHONY: help setup demo demo-stop test check check-quick bench
+.PHONY: help setup demo demo-stop test sim check check-quick bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -25,7 +25,14 @@ demo-stop: ## stop the three nodes of the demonstration
 test: setup ## run all tests
 	$(CARGO) test --release --workspace --locked
 
-check: check-quick test ## everything that must hold before a commit
+sim: setup ## simulate clusters under faults: 200 fixed seeds and 50 fresh ones, which are printed
+	$(BUILD) --bin simulations
+	$(BIN)/simulations run --scenario chaos --seeds 0..120
+	$(BIN)/simulations run --scenario swarm --seeds 0..80
+	$(BIN)/simulations run --scenario chaos --fresh 30
+	$(BIN)/simulations run --scenario swarm --fresh 20
+
+check: check-quick test sim ## everything that must hold before a commit
 	$(BUILD) --bin bench
 	$(BIN)/bench --quick --out /dev/null
 

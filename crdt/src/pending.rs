@@ -89,7 +89,7 @@ impl Pending {
             || self.bytes + size > self.limits.bytes
             || share.blocks >= self.limits.source_blocks
             || share.bytes + size > self.limits.source_bytes;
-        if full && !active(Mutation::PendingUnbounded) {
+        if full {
             if share.blocks == 0 {
                 self.shares.remove(&source);
             }

@@ -382,7 +382,9 @@ impl Replica {
         let parents = block.parents().len();
         let skipped = if active(Mutation::MergeBeforeParents) { parents } else { 0 };
         let looked_at = if active(Mutation::MergeBeforeSuperseded) { parents } else { usize::MAX };
-        block.builds_on().take(looked_at).skip(skipped).find(|dot| !self.covers(dot))
+        let own = active(Mutation::MergeOutOfSeq).then_some(dot.replica);
+        let mut needed = block.builds_on().take(looked_at).skip(skipped).filter(|needed| Some(needed.replica) != own);
+        needed.find(|dot| !self.covers(dot))
     }
 
     /// The address of a merged block, if it is still known.

@@ -39,6 +39,8 @@ pub enum DiskError {
 /// What goes wrong next.
 #[derive(Debug, Clone, Default)]
 pub struct DiskFaults {
+    /// So many reads are still good before those that fail.
+    pub good_reads: Cell<u32>,
     /// So many reads fail.
     pub failing_reads: Cell<u32>,
     /// So many syncs fail, commits that sync included.
@@ -185,6 +187,10 @@ impl SimDisk {
     fn read(&self) -> Result<(), DiskError> {
         match self.faults.failing_reads.get() {
             0 => Ok(()),
+            _ if self.faults.good_reads.get() > 0 => {
+                self.faults.good_reads.set(self.faults.good_reads.get() - 1);
+                Ok(())
+            }
             left => {
                 self.faults.failing_reads.set(left - 1);
                 Err(DiskError::Read)

@@ -9,6 +9,7 @@ use crate::scenario::Scenario;
 use crate::scenarios;
 use crate::time::Time;
 use crate::trace::TraceHash;
+use crate::workload::Application;
 use crate::world::{TraceSink, World};
 
 /// What became of a run.
@@ -41,6 +42,8 @@ pub struct Extras {
     pub plan: Option<Plan>,
     /// Writes that are left out: client and number.
     pub skip: BTreeSet<(ClientId, u64)>,
+    /// What the clients write, instead of the scenario's workload.
+    pub application: Option<Box<dyn Application>>,
     /// A readable trace.
     pub sink: Option<TraceSink>,
 }
@@ -62,6 +65,9 @@ pub fn run(scenario: &Scenario, seed: u64, extras: Extras) -> Outcome {
         world.set_plan(plan);
     }
     world.skip_writes(extras.skip);
+    if let Some(application) = extras.application {
+        world.run_application(application);
+    }
     if let Some(sink) = extras.sink {
         world.trace_to(sink);
     }

@@ -36,6 +36,8 @@ pub struct Scenario {
     pub faults: Faults,
     /// After the last fault everything must be equal within so many seconds of virtual time.
     pub equal_within_s: u64,
+    /// Every block must be on every node within so many milliseconds, faults or not; 0 for whenever.
+    pub visible_within_ms: u64,
     /// What happens at given moments, and what must be there in the end; see [`crate::script`].
     pub script: String,
     /// Each seed draws its own nodes, topology, workload and faults; see [`crate::scenarios::drawn`].
@@ -74,6 +76,8 @@ pub struct Workload {
     pub hot_percent: u32,
     /// Ops in a hundred that are deletes.
     pub delete_percent: u32,
+    /// Puts in a hundred that expire, within ten seconds.
+    pub expiring_percent: u32,
     /// Writes in a hundred that are batches.
     pub batch_percent: u32,
     /// Most ops of a batch.
@@ -130,6 +134,7 @@ impl Default for Scenario {
             workload: Workload::default(),
             faults: Faults::default(),
             equal_within_s: 2_400,
+            visible_within_ms: 0,
             script: String::new(),
             swarm: false,
             reached: Vec::new(),
@@ -145,6 +150,7 @@ impl Default for Workload {
             keys: 100,
             hot_percent: 30,
             delete_percent: 25,
+            expiring_percent: 0,
             batch_percent: 10,
             batch_max: 8,
             value_bytes: 64,

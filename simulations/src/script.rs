@@ -6,7 +6,7 @@
 //! 0.5  cut 0 1             # nothing passes between them any more
 //! 1    put 0 /k a1         # at node 0
 //! 1.1  delete 0 /k
-//! 1    burst 0 /unrelated 1000   # so many puts to keys below
+//! 1    burst 0 /unrelated 1000   # so many puts to keys below it, one a millisecond
 //! 3    join 0 1
 //! 4    down 2              # the process ends, and stays so until `up`
 //! 5    up 2
@@ -19,7 +19,6 @@
 //! end  /gone absent
 //! ```
 
-use bytes::Bytes;
 use crdt::{Change, Durability, Key, LocalOp, RequestId};
 use kvdb::engine::machine::Work;
 
@@ -38,7 +37,6 @@ pub const SCRIPT_CLIENT: usize = usize::MAX;
 pub enum Act {
     Put(NodeId, Key, String),
     Delete(NodeId, Key),
-    Burst(NodeId, Key, u64),
     Cut(NodeId, NodeId),
     Join(NodeId, NodeId),
     Silent(NodeId, NodeId),
@@ -78,9 +76,18 @@ impl Script {
     fn line(&mut self, words: &[&str]) -> Option<()> {
         match words {
             ["end", key, "absent"] => self.end.push((Key::parse(key).ok()?, None)),
+            [at, "burst", node, below, count] => self.burst(time(at)?, node.parse().ok()?, below, count.parse().ok()?)?,
             ["end", key, "=", value] => self.end.push((Key::parse(key).ok()?, Some((*value).to_owned()))),
             [at, act @ ..] => self.acts.push((time(at)?, parse_act(act)?)),
             [] => return None,
+        }
+        Some(())
+    }
+
+    fn burst(&mut self, at: Time, node: NodeId, below: &str, count: u64) -> Option<()> {
+        for number in 0..count {
+            let key = Key::parse(&format!("{below}/{number}")).ok()?;
+            self.acts.push((at + Time::ms(number), Act::Put(node, key, number.to_string())));
         }
         Some(())
     }
@@ -98,7 +105,6 @@ fn parse_act(words: &[&str]) -> Option<Act> {
     Some(match words {
         ["put", at, path, value] => Act::Put(node(at)?, key(path)?, (*value).to_owned()),
         ["delete", at, path] => Act::Delete(node(at)?, key(path)?),
-        ["burst", at, path, count] => Act::Burst(node(at)?, key(path)?, count.parse().ok()?),
         ["cut", one, other] => Act::Cut(node(one)?, node(other)?),
         ["join", one, other] => Act::Join(node(one)?, node(other)?),
         ["silent", one, other] => Act::Silent(node(one)?, node(other)?),
@@ -131,12 +137,6 @@ pub(crate) fn act(world: &mut World, index: usize) {
     match act {
         Act::Put(node, key, value) => world.write_scripted(node, key, Change::Put { value: value.into(), expiry: None }),
         Act::Delete(node, key) => world.write_scripted(node, key, Change::Tombstone),
-        Act::Burst(node, below, count) => {
-            for number in 0..count {
-                let Ok(key) = Key::parse(&format!("{below}/{number}")) else { return };
-                world.write_scripted(node, key, Change::Put { value: Bytes::from(number.to_string()), expiry: None });
-            }
-        }
         Act::Cut(one, other) | Act::Join(one, other) => {
             let cut = matches!(act, Act::Cut(..));
             world.cut_path(one, other, cut);

@@ -1,7 +1,7 @@
 //! Clients: each writes, waits for the answer, and tries again under the same request id when none comes.
 
 use bytes::Bytes;
-use crdt::{Change, DatabaseId, Durability, Key, LocalOp, RequestId};
+use crdt::{Change, DatabaseId, Durability, Expiry, Key, LocalOp, RequestId, Store as _, View as _, WallTime};
 use kvdb::engine::machine::Work;
 use kvdb::engine::port::{WriteError, Written};
 
@@ -20,6 +20,15 @@ struct Attempt {
     ops: Vec<LocalOp>,
     durability: Durability,
     number: u64,
+}
+
+/// What clients write, if the scenario's own workload is not what is wanted.
+pub trait Application {
+    /// A client's next batch. It reads at the node that it is going to write to; an empty batch writes nothing this time.
+    fn next(&mut self, client: ClientId, read: &dyn Fn(&Key) -> Option<Bytes>, random: &mut Random) -> Vec<LocalOp>;
+
+    /// The batch was confirmed.
+    fn confirmed(&mut self, client: ClientId, ops: &[LocalOp]);
 }
 
 /// One client.
@@ -79,9 +88,16 @@ impl World {
                 return;
             }
             client.left -= 1;
+            let now = self.nodes.get(client.node).map_or(WallTime(0), |node| node.clock.read(self.now));
             let Some(database) = client.random.pick(&self.databases).copied() else { return };
-            let attempt = client.next(id, database, &workload);
-            if self.skipped.contains(&(id, client.made)) {
+            let mut attempt = client.next(id, database, now, &workload);
+            if let Some(application) = &mut self.application {
+                let store = self.nodes.get(client.node).map(|node| node.disk().contents());
+                let view = store.and_then(|store| store.view(&database).ok());
+                let read = |key: &Key| view.as_ref()?.row(key).ok()?.siblings().first()?.value.clone();
+                attempt.ops = application.next(id, &read, &mut client.random);
+            }
+            if attempt.ops.is_empty() || self.skipped.contains(&(id, client.made)) {
                 let wait = Time(client.random.exponential(workload.think_ms * 1_000));
                 client.made += 1;
                 self.after(wait, Event::Client(id));
@@ -127,13 +143,14 @@ impl World {
             return false;
         }
         let workload = self.scenario.workload.clone();
+        let now = self.nodes.get(node).map_or(WallTime(0), |node| node.clock.read(self.now));
         let count = random.between(100, 1_500);
         for _ in 0..count {
             self.crowd += 1;
             // Clients of their own, who ask once.
             let id = self.clients.len() + self.crowd;
             let mut client = Client { node, left: 0, random: random.split(), attempt: None, attempts: 0, made: 0, written: 0 };
-            let Attempt { database, request, ops, .. } = client.next(id, database, &workload);
+            let Attempt { database, request, ops, .. } = client.next(id, database, now, &workload);
             let durability = Durability::Buffered;
             self.observe(&Observation::Asked { client: id, node, database, request, ops: &ops, durability });
             let work = Work::Write { database, ops: ops.clone(), request: Some(request), durability };
@@ -170,7 +187,12 @@ impl World {
             wait = Time::ZERO;
         }
         match answer {
-            Ok(_) | Err(WriteError::Refused(_)) => client.written += 1,
+            Ok(_) | Err(WriteError::Refused(_)) => {
+                client.written += 1;
+                if let Some(application) = self.application.as_mut().filter(|_| answer.is_ok()) {
+                    application.confirmed(id, &attempt.ops);
+                }
+            }
             Err(_) => {
                 // It may exist or not: asked again under the same id.
                 client.attempt = Some(attempt);
@@ -186,16 +208,16 @@ impl World {
 }
 
 impl Client {
-    fn next(&mut self, id: ClientId, database: DatabaseId, workload: &Workload) -> Attempt {
+    fn next(&mut self, id: ClientId, database: DatabaseId, now: WallTime, workload: &Workload) -> Attempt {
         let batch = self.random.below(100) < u64::from(workload.batch_percent);
         let count = if batch { self.random.between(2, workload.batch_max.max(2)) } else { 1 };
-        let ops = (0..count).filter_map(|_| self.op(id, workload)).collect();
+        let ops = (0..count).filter_map(|_| self.op(id, now, workload)).collect();
         let sync = self.random.below(100) < u64::from(workload.sync_percent);
         let durability = if sync { Durability::Sync } else { Durability::Buffered };
         Attempt { database, request: RequestId(self.random.id()), ops, durability, number: 0 }
     }
 
-    fn op(&mut self, id: ClientId, workload: &Workload) -> Option<LocalOp> {
+    fn op(&mut self, id: ClientId, now: WallTime, workload: &Workload) -> Option<LocalOp> {
         let hot = self.random.below(100) < u64::from(workload.hot_percent);
         let keys = if hot { workload.keys.div_ceil(10) } else { workload.keys };
         let key = Key::parse(&format!("/keys/{}", self.random.below(keys.max(1)))).ok()?;
@@ -208,7 +230,9 @@ impl Client {
             // Different for each write, so that a value tells where it comes from.
             let mut value = format!("{id}/{}/", self.written).into_bytes();
             value.resize(value.len().max(len), b'.');
-            Change::Put { value: Bytes::from(value), expiry: None }
+            let expires = self.random.below(100) < u64::from(workload.expiring_percent);
+            let expiry = if expires { Expiry::at_unix_ms(now.0 + self.random.below(10_000) + 1) } else { None };
+            Change::Put { value: Bytes::from(value), expiry }
         };
         Some(LocalOp::new(key, change))
     }

@@ -198,6 +198,7 @@ pub struct World {
     pub(crate) healed: bool,
     pub(crate) script: crate::script::Script,
     pub(crate) skipped: BTreeSet<(ClientId, u64)>,
+    pub(crate) application: Option<Box<dyn crate::workload::Application>>,
     pub(crate) by_peer: BTreeMap<PeerId, NodeId>,
     /// The databases by topic.
     pub(crate) topics: BTreeMap<String, DatabaseId>,
@@ -252,6 +253,7 @@ impl World {
             healed: false,
             script: crate::script::Script::default(),
             skipped: BTreeSet::new(),
+            application: None,
             by_peer: BTreeMap::new(),
             topics: BTreeMap::new(),
         };
@@ -265,6 +267,11 @@ impl World {
         crate::faults::plan(&mut world, &mut random);
         crate::script::enter(&mut world);
         world
+    }
+
+    /// Lets an application say what the clients write.
+    pub fn run_application(&mut self, application: Box<dyn crate::workload::Application>) {
+        self.application = Some(application);
     }
 
     /// Leaves out these writes of its clients, by client and number.

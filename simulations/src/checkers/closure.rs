@@ -16,6 +16,9 @@ impl Check for Closure {
 
     fn merging(&mut self, merging: &Merging<'_>, _: &Truth) -> Verdict {
         let Merging { node, block, before, .. } = *merging;
+        if block.database() != merging.database {
+            return Err(format!("n{node} merges {} into another database than its own", block.dot()));
+        }
         if before.covers(&block.dot()) {
             return Err(format!("n{node} merges {} a second time", block.dot()));
         }

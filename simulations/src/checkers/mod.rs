@@ -22,6 +22,7 @@ mod rows;
 mod seen;
 mod stamps;
 mod truth;
+mod visible;
 
 use std::collections::BTreeSet;
 
@@ -44,10 +45,14 @@ pub type Verdict = Result<(), String>;
 pub struct Merging<'a> {
     /// The node.
     pub node: NodeId,
+    /// The database into which it is merged.
+    pub database: DatabaseId,
     /// The block.
     pub block: &'a Block,
     /// What the node had before it.
     pub before: &'a Copy,
+    /// When.
+    pub at: Time,
     /// The node's clock.
     pub wall: WallTime,
     /// Whether the block was made at this node.
@@ -112,7 +117,8 @@ pub trait Check {
 #[must_use]
 pub fn all(scenario: &Scenario) -> Vec<Box<dyn Checker>> {
     let script = Script::parse(&scenario.script).unwrap_or_default();
-    vec![Box::new(Checkers::new().with(Box::new(expected::Expected(script.end))))]
+    let visible = visible::Visible::within(scenario.visible_within_ms);
+    vec![Box::new(Checkers::new().with(Box::new(expected::Expected(script.end))).with(Box::new(visible)))]
 }
 
 /// So many commits pass between two looks at everything.
@@ -148,7 +154,7 @@ impl Checkers {
             Box::new(closure::Closure),
             Box::new(names::Names::default()),
             Box::new(heads::Heads),
-            Box::new(seen::Seen),
+            Box::new(seen::Seen::default()),
             Box::new(stamps::Stamps),
             Box::new(rows::Rows),
             Box::new(deleted::Deleted),
@@ -203,7 +209,7 @@ impl Checkers {
                 let local = new && block.author().public_key == world.public_key(node);
                 self.each(|check, truth| {
                     let before = truth.copy(node, set.database);
-                    check.merging(&Merging { node, block, before, wall, local }, truth)
+                    check.merging(&Merging { node, database: set.database, block, before, at, wall, local }, truth)
                 })?;
                 self.truth.take(node, block);
             }
@@ -268,8 +274,14 @@ impl Checker for Checkers {
 fn stored_blocks(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Result<Vec<Block>, String> {
     let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(Vec::new()) };
     let mut blocks = Vec::new();
-    for (expected, entry) in (1..).zip(view.log(0)) {
+    for entry in view.log(0) {
         let crdt::LogEntry { revision, dot, .. } = entry.map_err(|error| error.to_string())?;
+        if blocks.is_empty() && revision > 1 {
+            // The beginning of the log was dropped on purpose: what it held is known from the disk's batches.
+            let dropped = usize::try_from(revision - 1).unwrap_or(usize::MAX);
+            blocks.extend(world.blocks(node, database).take(dropped).cloned());
+        }
+        let expected = blocks.len() as u64 + 1;
         if revision != expected {
             return Err(format!("n{node} has revision {revision} where {expected} must be"));
         }

@@ -1,15 +1,19 @@
 //! A write supersedes exactly what its author had at the key.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crdt::Dot;
 use crdt::limits::MAX_OP_SUPERSEDED;
+use crdt::{Change, Dot, Key};
 
 use super::{Check, Merging, Truth, Verdict};
+use crate::observe::{NodeId, Observation};
 
 /// See the module.
-#[derive(Debug)]
-pub(super) struct Seen;
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Puts at a key that a node was asked for and has not answered.
+    open: BTreeMap<(NodeId, Key), u64>,
+}
 
 impl Check for Seen {
     fn name(&self) -> &'static str {
@@ -17,11 +21,16 @@ impl Check for Seen {
     }
 
     fn merging(&mut self, merging: &Merging<'_>, _: &Truth) -> Verdict {
-        let Merging { node, block, before, local, .. } = *merging;
+        let Merging { node, block, before, local, wall, .. } = *merging;
         if !local {
             return Ok(());
         }
         for op in block.ops() {
+            // A put of the same group may have been there to delete.
+            let alone = self.open.get(&(node, op.key.clone())).is_none_or(|open| *open == 0);
+            if op.change == Change::Tombstone && alone && before.winner(&op.key, wall).is_none() {
+                return Err(format!("{} of n{node} deletes {}, at which nothing was to be seen", block.dot(), op.key));
+            }
             let named: BTreeSet<Dot> = op.superseded.iter().copied().collect();
             let had: BTreeSet<Dot> = before.row(&op.key).into_iter().collect();
             if had.len() > MAX_OP_SUPERSEDED {
@@ -31,6 +40,19 @@ impl Check for Seen {
                 let what = if had.contains(dot) { "did not supersede" } else { "superseded without having it" };
                 return Err(format!("{} of n{node} {what} {dot} at {}", block.dot(), op.key));
             }
+        }
+        Ok(())
+    }
+
+    fn seen(&mut self, seen: &Observation<'_>, _: &Truth) -> Verdict {
+        let (node, ops, asked) = match seen {
+            Observation::Asked { node, ops, .. } => (*node, *ops, true),
+            Observation::Answered { node, ops, .. } => (*node, *ops, false),
+            _ => return Ok(()),
+        };
+        for op in ops.iter().filter(|op| op.change != Change::Tombstone) {
+            let open = self.open.entry((node, op.key.clone())).or_default();
+            *open = if asked { *open + 1 } else { open.saturating_sub(1) };
         }
         Ok(())
     }

@@ -58,6 +58,9 @@ pub struct RunArgs {
     /// Go on after a violation
     #[arg(long)]
     pub keep_going: bool,
+    /// So many seeds that nobody has chosen instead; which, is printed
+    #[arg(long)]
+    pub fresh: Option<u64>,
 }
 
 /// Options of `replay`.

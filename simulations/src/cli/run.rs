@@ -15,7 +15,11 @@ use crate::tool::report::{Figures, Gathering, Report};
 /// Runs the seeds, stops at the first violation unless told to go on, and says how to see it.
 pub(super) fn run(args: &RunArgs) -> Result<(), Failure> {
     let scenario = scenario(&args.which)?;
-    let report = many(&scenario, args.seeds.clone(), args.jobs, args.keep_going);
+    let seeds = args.fresh.map_or_else(|| args.seeds.clone(), fresh);
+    if args.fresh.is_some() {
+        println!("fresh seeds: {}..{}", seeds.start, seeds.end);
+    }
+    let report = many(&scenario, seeds, args.jobs, args.keep_going);
     print!("{}", report.text());
     verdict(&args.which.scenario, &report)
 }
@@ -43,6 +47,13 @@ pub(super) fn report(args: &ReportArgs) -> Result<(), Failure> {
     verdict(&args.which.scenario, &report)?;
     let worse = baseline.map(|baseline| report.worse_than(&baseline)).unwrap_or_default();
     if worse.is_empty() { Ok(()) } else { Err(Failure::Found(format!("worse than the baseline: {}", worse.join("; ")))) }
+}
+
+/// Seeds by the time of day: other ones at each run.
+fn fresh(count: u64) -> Range<u64> {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let first = since.as_secs() * 1_000;
+    first..first + count
 }
 
 fn verdict(name: &str, report: &Report) -> Result<(), Failure> {

@@ -408,7 +408,12 @@ fn break_disk(world: &mut World, kind: Kind, strike: &Strike) -> bool {
         Kind::SyncFails => node.disk_mut().faults.failing_syncs = 1,
         Kind::DiskFull => node.disk_mut().faults.full = true,
         Kind::LyingSync => node.disk_mut().faults.lying = true,
-        Kind::ReadFails => node.disk_mut().faults.failing_reads.set(1 + u32::try_from(strike.size % 3).unwrap_or(0)),
+        Kind::ReadFails => {
+            let faults = &node.disk_mut().faults;
+            // In the middle of a turn, too, when a part of it is done in memory.
+            faults.good_reads.set(u32::try_from((strike.size >> 8) % 12).unwrap_or(0));
+            faults.failing_reads.set(1 + u32::try_from(strike.size % 3).unwrap_or(0));
+        }
         _ => node.deaf_until = world.now + Time(strike.lasts_us),
     }
     true

@@ -8,7 +8,6 @@ use crate::net::limits::{
     MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_QUESTIONS_PER_SECOND, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET,
 };
 use crate::net::wire::{HaveEntry, HaveKind, Summary};
-use crdt::mutation::{Mutation, active};
 
 impl SyncMachine {
     /// Sends our replica in short and asks for the peer's.
@@ -89,7 +88,7 @@ impl SyncMachine {
         session.learn(local.vv().clone(), local, self.now);
         session.below = false;
         self.set_timer(id, self.now + MAX_SYNC_GAP);
-        if ours != theirs && !active(Mutation::EqualVvIsSynced) {
+        if ours != theirs {
             self.report(Report::Disagreement(peer, database));
         } else if !before {
             self.report(Report::Synced(peer, database));

@@ -193,7 +193,7 @@ impl SyncMachine {
         if !delivery.disagreements.is_empty() {
             self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
         }
-        if (delivery.held > 0 || delivery.dropped > 0) && !active(Mutation::HeldNotAskedFor) {
+        if delivery.held > 0 || delivery.dropped > 0 {
             self.unsettled(id);
         }
     }

@@ -168,10 +168,7 @@ impl Session {
 
     /// Takes the peer's own word for what it covers; of what was assumed only what is really on its way stays.
     pub(super) fn learn(&mut self, theirs: VersionVector, local: &Local, now: Moment) {
-        let before = std::mem::replace(&mut self.assumed, theirs);
-        if active(Mutation::SentIsMerged) {
-            before.iter().for_each(|(replica, seq)| self.assumed.raise(replica, seq));
-        }
+        self.assumed = theirs;
         for (dot, _) in &self.in_flight {
             if self.assumed.get(&dot.replica) + 1 == dot.seq {
                 self.assumed.raise(dot.replica, dot.seq);
