@@ -21,6 +21,7 @@ mod pending;
 pub mod replica;
 pub mod row;
 pub mod sign;
+pub mod snapshot;
 pub mod step;
 pub mod store;
 pub mod testing;
@@ -38,8 +39,9 @@ pub use pending::{PendingLimits, Source};
 pub use replica::{Env, Replica};
 pub use row::{Check, Digest, Row, Sibling};
 pub use sign::{Ed25519Signer, Signed, Signer, Verifier, Zip215};
+pub use snapshot::{Cursor, SnapshotHead, SnapshotId};
 pub use step::{Changes, Committed, Step, Turn};
 pub use store::{
-    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, Store, StoredBlock, Truncation, View,
-    VvEntry, WriteSet,
+    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, SnapshotWrite, Staged, Store,
+    StoredBlock, Truncation, View, VvEntry, WriteSet,
 };

@@ -30,3 +30,19 @@ pub const MAX_PENDING_BYTES: usize = 16 << 20;
 pub const MAX_PENDING_SHARE_PERCENT: usize = 50;
 /// Up to this many heads are kept in one record; above it each has its own.
 pub const MAX_PACKED_HEADS: usize = 64;
+
+/// A chunk of a snapshot has about this many bytes, more only when it holds a single item that is larger.
+pub const CHUNK_BYTES: usize = 256 << 10;
+/// Longest chunk of a snapshot, in bytes: the longest value with its key and wrapping.
+pub const MAX_CHUNK_BYTES: usize = MAX_VALUE_BYTES + (4 << 10);
+/// Most items in one chunk of a snapshot.
+pub const MAX_CHUNK_ITEMS: usize = 16_384;
+/// Rows that one piece of a join walks over, at most.
+pub const MAX_JOIN_ROWS: usize = 2_048;
+/// Bytes of values that one piece of a join moves, about.
+pub const MAX_JOIN_BYTES: usize = 1 << 20;
+/// Bytes of blocks that one piece of a join catches up with, about: more than a turn of the engine merges.
+pub const MAX_CATCH_UP_BYTES: usize = 16 << 20;
+/// Longer values are handed to the store apart from their rows while a snapshot is joined, so that a row of many siblings
+/// takes bounded memory. No store may keep longer ones in its rows.
+pub const MAX_ROW_VALUE_BYTES: usize = 512;

@@ -77,6 +77,11 @@ impl Pending {
         self.waiting.keys().filter(|dot| !self.blocks.contains_key(dot)).copied()
     }
 
+    /// The writers of blocks that are here or waited for.
+    pub(crate) fn replicas(&self) -> BTreeSet<ReplicaId> {
+        self.waiting.keys().chain(self.blocks.keys()).map(|dot| dot.replica).collect()
+    }
+
     /// Keeps a block until `missing` is merged; `false` when there is no room. A block already here stays as it is.
     pub(crate) fn hold(&mut self, block: Block, source: Source, missing: Dot) -> bool {
         let dot = block.dot();

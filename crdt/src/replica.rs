@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::block::{Block, BlockHash, Change, Draft, Op};
+use crate::block::{Block, BlockHash, Change, Draft, Op, RequestId};
 use crate::clock::{Clock, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Author, Dot, ReplicaId, VersionVector};
@@ -16,8 +16,9 @@ use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
 use crate::sign::Signer;
+use crate::snapshot::Joined;
 use crate::step::{Step, Turn};
-use crate::store::{Meta, ReplicaState, RequestRecord, View, VvEntry};
+use crate::store::{Meta, ReplicaState, RequestRecord, SnapshotWrite, View, VvEntry};
 
 /// What a decision takes from outside: time, the node's key, randomness.
 pub struct Env<'a> {
@@ -161,8 +162,11 @@ impl Replica {
                 break;
             }
             self.meta.log_floor = entry.revision;
-            self.floors.raise(entry.dot.replica, entry.dot.seq);
-            blocks += 1;
+            if entry.dot.seq > self.floors.get(&entry.dot.replica) {
+                self.floors.raise(entry.dot.replica, entry.dot.seq);
+                turn.floors.insert(entry.dot.replica, entry.dot.seq);
+            }
+            blocks += usize::from(entry.names_block());
             bytes += u64::from(entry.bytes);
             turn.truncated.push(entry);
         }
@@ -356,6 +360,51 @@ impl Replica {
             }
         }
         Ok(())
+    }
+
+    /// Merges what waited for blocks that a snapshot has brought.
+    ///
+    /// # Errors
+    /// When the view cannot read; the replica and the turn must then be dropped.
+    pub fn release<V: View>(&mut self, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        for replica in self.pending.replicas() {
+            self.drain(Dot { replica, seq: 0 }, view, turn)?;
+        }
+        Ok(())
+    }
+
+    /// Steps of a snapshot that change nothing of the replica as it is now.
+    pub fn stage(&mut self, writes: Vec<SnapshotWrite>, requests: Vec<(RequestId, RequestRecord)>) -> Step {
+        let mut turn = self.begin();
+        turn.snapshot = writes;
+        turn.requests.extend(requests);
+        self.finish(turn)
+    }
+
+    /// Takes over what a join has come to, in one step: version vector, heads, floors, digest, clock, and the rows that
+    /// were built. The writes are those of the join's last piece.
+    pub fn switch(&mut self, joined: Joined, mut writes: Vec<SnapshotWrite>) -> Step {
+        let mut turn = self.begin();
+        let (mine, theirs) = (self.vv(), joined.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect());
+        self.heads = Heads::join(&self.heads, &mine, &joined.heads, &theirs);
+        for (replica, entry) in joined.vv {
+            if entry.seq > self.seq(&replica) {
+                // Blocks under our own id that we do not know: somebody has a copy of this disk.
+                self.leave_writer(replica);
+                self.vv.insert(replica, entry);
+                self.floors.raise(replica, entry.seq);
+                turn.vv.insert(replica, entry);
+                turn.floors.insert(replica, entry.seq);
+            }
+        }
+        self.clock.observe(joined.head.clock);
+        self.meta.digest = joined.digest;
+        self.meta.keys = joined.keys;
+        self.meta.revision += 1;
+        writes.push(SnapshotWrite::Switch { revision: self.meta.revision });
+        turn.snapshot = writes;
+        turn.switched = true;
+        self.finish(turn)
     }
 
     /// Draws a new nonce if a block that was not written here bears our id, or names one that does: this disk or memory

@@ -11,7 +11,9 @@ use crate::heads::Heads;
 use crate::key::Key;
 use crate::mutation::{Mutation, active};
 use crate::row::Row;
-use crate::store::{Durability, LogEntry, Meta, RequestRecord, RowWrite, Store, Truncation, View, VvEntry, WriteSet};
+use crate::store::{
+    Durability, LogEntry, Meta, RequestRecord, RowWrite, SnapshotWrite, Store, Truncation, View, VvEntry, WriteSet,
+};
 
 /// The changes of one database while a turn is under way. Later inputs of the turn read what earlier ones wrote.
 ///
@@ -24,6 +26,11 @@ pub struct Turn {
     pub(crate) vv: BTreeMap<ReplicaId, VvEntry>,
     pub(crate) requests: BTreeMap<RequestId, RequestRecord>,
     pub(crate) truncated: Vec<LogEntry>,
+    /// Floors that rose.
+    pub(crate) floors: BTreeMap<ReplicaId, u64>,
+    pub(crate) snapshot: Vec<SnapshotWrite>,
+    /// Rows changed otherwise than by blocks.
+    pub(crate) switched: bool,
     pub(crate) effects: Vec<Effect>,
     pub(crate) heads_before: Heads,
     /// When reads take place, if somebody watches the database.
@@ -48,6 +55,9 @@ impl Turn {
             vv: BTreeMap::new(),
             requests: BTreeMap::new(),
             truncated: Vec::new(),
+            floors: BTreeMap::new(),
+            snapshot: Vec::new(),
+            switched: false,
             effects: Vec::new(),
             heads_before,
             watched: None,
@@ -79,10 +89,19 @@ impl Turn {
         self.effects.push(effect);
     }
 
+    /// Adds a part of a snapshot that is being received. It changes nothing of the replica.
+    pub fn stage(&mut self, write: SnapshotWrite) {
+        debug_assert!(
+            matches!(write, SnapshotWrite::Discard | SnapshotWrite::Begin { .. } | SnapshotWrite::Chunk { .. }),
+            "what is built comes from a join"
+        );
+        self.snapshot.push(write);
+    }
+
     /// Whether nothing was written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.truncated.is_empty()
+        self.blocks.is_empty() && self.truncated.is_empty() && self.snapshot.is_empty()
     }
 
     /// Effects gathered so far in this turn; they come out of the commit in the same order.
@@ -118,6 +137,7 @@ pub struct Step {
     writes: WriteSet,
     effects: Vec<Effect>,
     changed: Option<Vec<Key>>,
+    switched: bool,
 }
 
 impl Step {
@@ -143,8 +163,6 @@ impl Step {
             dropped.retain(|(dot, _)| entry.row.dots().all(|alive| alive != *dot));
             rows.push(RowWrite { key, row: entry.row, dropped });
         }
-        // Ascending in the log, so the last of each replica is its highest.
-        let floors: BTreeMap<ReplicaId, u64> = turn.truncated.iter().map(|entry| (entry.dot.replica, entry.dot.seq)).collect();
         let writes = WriteSet {
             database,
             rows,
@@ -153,9 +171,10 @@ impl Step {
             heads: heads.change_since(&turn.heads_before),
             meta,
             requests: turn.requests.into_iter().collect(),
-            truncation: Truncation { entries: turn.truncated, floors: floors.into_iter().collect() },
+            truncation: Truncation { entries: turn.truncated, floors: turn.floors.into_iter().collect() },
+            snapshot: turn.snapshot,
         };
-        Self { writes, effects: turn.effects, changed }
+        Self { writes, effects: turn.effects, changed, switched: turn.switched }
     }
 
     pub(crate) fn meta(&self) -> Meta {
@@ -189,7 +208,7 @@ impl Step {
                 Changes { from: first - 1, to: *to, dot: last.dot(), keys }
             });
             let floors = step.writes.truncation.floors.clone();
-            committed.push(Committed { database, meta, vv, floors, effects: step.effects, changes });
+            committed.push(Committed { database, meta, vv, floors, effects: step.effects, changes, switched: step.switched });
             if !step.writes.is_empty() {
                 writes.push(step.writes);
             }
@@ -214,6 +233,8 @@ pub struct Committed {
     pub vv: Vec<(ReplicaId, u64)>,
     /// The floors of history that rose.
     pub floors: Vec<(ReplicaId, u64)>,
+    /// Rows were replaced as a whole, by a snapshot: whoever watches them must look at all of them again.
+    pub switched: bool,
     /// What is to be done now, in order.
     pub effects: Vec<Effect>,
     /// What watchers are to look at; `None` unless the turn was watched and merged something.

@@ -50,6 +50,21 @@ pub struct LogEntry {
     pub bytes: u32,
 }
 
+impl LogEntry {
+    /// Of the switch to a snapshot's rows: no block made what changed there.
+    #[must_use]
+    pub fn switch(revision: u64) -> Self {
+        Self { revision, dot: Dot { replica: ReplicaId([0; 16]), seq: 0 }, bytes: 0 }
+    }
+
+    /// Whether a block was merged at the revision. If not, rows were replaced as a whole, and whoever follows the log must
+    /// look at all of them again.
+    #[must_use]
+    pub fn names_block(&self) -> bool {
+        self.dot.seq > 0
+    }
+}
+
 /// Reads of one database, all from one consistent snapshot.
 ///
 /// An error is never turned into "absent" or "end".
@@ -104,6 +119,27 @@ pub trait View {
     /// # Errors
     /// When the store cannot read.
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, Self::Error>;
+
+    /// The answered requests after one, ascending, one at a time. Ends after the first error.
+    fn requests(&self, after: Option<RequestId>) -> impl Iterator<Item = Result<(RequestId, RequestRecord), Self::Error>>;
+
+    /// The snapshot that is being received, or received and not switched to.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn staged(&self) -> Result<Option<Staged>, Self::Error>;
+
+    /// A chunk of the staged snapshot: the place after it, empty for the last one, and its bytes.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn staged_chunk(&self, index: u64) -> Result<Option<(Bytes, Bytes)>, Self::Error>;
+
+    /// A row of those that were built and sealed to become the rows; values that the store keeps apart stay where they are.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn built(&self, key: &Key) -> Result<Row, Self::Error>;
 }
 
 /// The outcome of a request.
@@ -177,6 +213,79 @@ pub struct Truncation {
     pub floors: Vec<(ReplicaId, u64)>,
 }
 
+/// How far a snapshot has been received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Staged {
+    /// Its head.
+    pub head: Bytes,
+    /// How many chunks are there, from the first without a gap.
+    pub chunks: u64,
+    /// The place after them; empty when the last one is there. `None` before the first.
+    pub next: Option<Bytes>,
+}
+
+impl Staged {
+    /// Whether all of it is there.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.next.as_ref().is_some_and(Bytes::is_empty)
+    }
+}
+
+/// One step from a received snapshot to a replica that has joined it. Those of one write set are done in order.
+///
+/// Staging is as durable as anything else. What is built need not survive a crash, nor be part of the atomic batch: nobody
+/// reads it before [`SnapshotWrite::Switch`], which is part of it, and after a restart it is built anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotWrite {
+    /// Forgets what is staged and built.
+    Discard,
+    /// A snapshot comes: forgets what was staged and built before.
+    Begin {
+        /// Its head.
+        head: Bytes,
+    },
+    /// The next chunk.
+    Chunk {
+        /// Its number, from 0.
+        index: u64,
+        /// The place after it; empty for the last one.
+        next: Bytes,
+        /// The chunk.
+        bytes: Bytes,
+    },
+    /// Rows come to be built beside those in use; what was built before is forgotten.
+    Build,
+    /// The value of a sibling of a row to be built that is handed in apart from it.
+    Value {
+        /// The row's key.
+        key: Key,
+        /// The sibling.
+        dot: Dot,
+        /// The value.
+        value: Bytes,
+    },
+    /// The value of a sibling that the store keeps apart from a row in use belongs to the built row as well.
+    Copy {
+        /// The row's key.
+        key: Key,
+        /// The sibling.
+        dot: Dot,
+    },
+    /// Built rows, ascending by key over all since `Build`. A sibling without a value has one by `Value` or `Copy`.
+    Append(Vec<(Key, Row)>),
+    /// No more rows are appended; they can be read, and changed by `Patch`.
+    Seal,
+    /// Changes of built rows.
+    Patch(Vec<RowWrite>),
+    /// The built rows become the rows in use; the old ones, and what is staged, are gone. The log notes it by an entry that
+    /// names no block ([`LogEntry::names_block`]).
+    Switch {
+        /// That entry's revision.
+        revision: u64,
+    },
+}
+
 /// Everything that one turn changes in one database. A store writes it whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteSet {
@@ -196,13 +305,15 @@ pub struct WriteSet {
     pub requests: Vec<(RequestId, RequestRecord)>,
     /// History to drop.
     pub truncation: Truncation,
+    /// Steps of a snapshot, done before everything else of the set.
+    pub snapshot: Vec<SnapshotWrite>,
 }
 
 impl WriteSet {
     /// Whether nothing is to be written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.truncation.entries.is_empty()
+        self.blocks.is_empty() && self.truncation.entries.is_empty() && self.snapshot.is_empty() && self.requests.is_empty()
     }
 }
 

@@ -13,6 +13,7 @@ mod merge;
 mod raw;
 mod refused;
 mod scripts;
+mod snapshot;
 mod world;
 
 /// This package's directory, by the variable of the run, not of the build: one target directory serves several checkouts.

@@ -130,7 +130,8 @@ impl Node {
     /// All merged blocks in merge order.
     pub fn blocks(&self) -> Vec<Block> {
         let view = self.store.view(&database()).unwrap();
-        let stored = view.log(0).map(|entry| view.block(&entry.unwrap().dot).unwrap().unwrap());
+        let entries = view.log(0).map(Result::unwrap).filter(crdt::LogEntry::names_block);
+        let stored = entries.map(|entry| view.block(&entry.dot).unwrap().unwrap());
         stored.map(|stored| Block::from_store(stored.bytes).unwrap()).collect()
     }
 

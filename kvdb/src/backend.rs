@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crdt::{Block, DatabaseId, Dot, Source};
+use crdt::{Block, Cursor, DatabaseId, Dot, SnapshotId, SnapshotWrite, Source};
 
 use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 use crate::engine::{EngineHandle, NewsFeed};
 use crate::error::ReadError;
+use crate::net::port::{StandingView, opened_view};
+use crate::net::sync::{OpenedView, ReadChunk};
 use crate::net::{Backend, BackendError, LogSource, NewsSource};
-use crate::store::{RocksStore, StoreError};
+use crate::store::{RocksStore, StandingRocks, StoreError};
 
 /// The store while the node is open; empty afterwards, so that handles left over do not keep the directory.
 #[derive(Debug, Clone)]
@@ -55,6 +57,32 @@ impl EngineBackend {
 impl Backend for EngineBackend {
     async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
         self.engine.deliver(database, blocks, source).await
+    }
+
+    async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
+        self.engine.stage(database, write).await
+    }
+
+    type View = RocksStanding;
+
+    fn view(&self, database: &DatabaseId) -> Result<RocksStanding, BackendError> {
+        let store = self.store.read(|store| Ok(store.clone())).map_err(|error| BackendError(error.to_string()))?;
+        StandingRocks::open(store, *database).map(RocksStanding).map_err(|error| BackendError(error.to_string()))
+    }
+}
+
+/// A view of the store that stands still.
+#[derive(Debug)]
+pub(crate) struct RocksStanding(StandingRocks);
+
+impl StandingView for RocksStanding {
+    fn opened(&self, id: SnapshotId) -> Result<OpenedView, BackendError> {
+        let state = self.0.state().map_err(|error| BackendError(error.to_string()))?;
+        Ok(opened_view(id, &state))
+    }
+
+    fn read(&self, at: &Cursor) -> Result<ReadChunk, BackendError> {
+        self.0.read(at).map(ReadChunk::from).map_err(|error| BackendError(error.to_string()))
     }
 }
 

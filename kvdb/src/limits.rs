@@ -81,3 +81,8 @@ pub const MAX_DROPPED_GENERATIONS: u64 = 16;
 
 /// A node whose bootstrap peers do not answer counts as caught up after this time.
 pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);
+
+/// A file of rows that are built from a snapshot is closed, and taken in by RocksDB, at about this many bytes.
+pub const BUILD_FILE_BYTES: u64 = 64 << 20;
+/// Values that are built from a snapshot are written in batches of about this many bytes.
+pub const BUILD_BATCH_BYTES: usize = 4 << 20;

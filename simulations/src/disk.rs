@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crdt::testing::{MemoryStore, MemoryStoreError, MemoryView};
 use crdt::{
     BlockHash, DatabaseId, Dot, Durability, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId, RequestRecord,
-    Row, Store, StoredBlock, View, WriteSet,
+    Row, Staged, Store, StoredBlock, View, WriteSet,
 };
 use thiserror::Error;
 
@@ -184,6 +184,11 @@ impl SimDisk {
         store
     }
 
+    /// What it holds now, standing still: for a snapshot.
+    pub(crate) fn copy(&self) -> MemoryStore {
+        self.live.clone()
+    }
+
     fn read(&self) -> Result<(), DiskError> {
         match self.faults.failing_reads.get() {
             0 => Ok(()),
@@ -298,5 +303,25 @@ impl View for SimView<'_> {
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, DiskError> {
         self.disk.read()?;
         Ok(self.inner.request(request)?)
+    }
+
+    fn requests(&self, after: Option<RequestId>) -> impl Iterator<Item = Result<(RequestId, RequestRecord), DiskError>> {
+        let failed = self.disk.read().err().map(Err);
+        failed.into_iter().chain(self.inner.requests(after).map(|item| Ok(item?)))
+    }
+
+    fn staged(&self) -> Result<Option<Staged>, DiskError> {
+        self.disk.read()?;
+        Ok(self.inner.staged()?)
+    }
+
+    fn staged_chunk(&self, index: u64) -> Result<Option<(Bytes, Bytes)>, DiskError> {
+        self.disk.read()?;
+        Ok(self.inner.staged_chunk(index)?)
+    }
+
+    fn built(&self, key: &Key) -> Result<Row, DiskError> {
+        self.row_read(key)?;
+        Ok(self.inner.built(key)?)
     }
 }

@@ -1,6 +1,7 @@
 //! The driver of a node's replication machine: what kvdb's driver does with libp2p and tasks, done with events.
 
 use kvdb::net::machine::{Input, Output, Ticket};
+use kvdb::net::port::{PlainView, StandingView as _};
 
 use crate::net::Side;
 use crate::node::{Room, Sender};
@@ -85,6 +86,10 @@ impl World {
                 let incarnation = self.incarnation(id);
                 self.after(delay, Event::Read(id, incarnation, Box::new(job)));
             }
+            Output::OpenView { .. } | Output::ReadView { .. } | Output::CloseView(_) => self.standing_view(id, &output),
+            Output::Stage { database, id: snapshot, write } => {
+                self.submit(id, Work::Stage { database, write: write.clone() }, Sender::Stage(database, snapshot, write));
+            }
             Output::Deliver(load) => {
                 let count = load.blocks.len();
                 let (session, bytes, room, database) = (load.session, load.bytes, load.room, load.database);
@@ -123,6 +128,28 @@ impl World {
             self.output(id, output);
         }
         self.arm(id);
+    }
+
+    /// Views of snapshots: what is seen is of now, the answer comes a little later.
+    fn standing_view(&mut self, id: NodeId, output: &Output<Room>) {
+        let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
+        let answer = match output {
+            Output::OpenView { id: snapshot, database } => {
+                let view = PlainView(process.engine.store().copy(), *database);
+                let opened = view.opened(*snapshot).ok();
+                process.views.insert(*snapshot, view);
+                Input::ViewOpened(*snapshot, opened)
+            }
+            Output::ReadView { id: snapshot, at } => {
+                let chunk = process.views.get(snapshot).and_then(|view| view.read(at).ok());
+                Input::ViewRead(*snapshot, at.clone(), chunk)
+            }
+            Output::CloseView(snapshot) => return drop(process.views.remove(snapshot)),
+            _ => return,
+        };
+        let delay = Time(50 + self.random.exponential(300));
+        let incarnation = self.incarnation(id);
+        self.after(delay, Event::Input(id, incarnation, Box::new(answer)));
     }
 
     /// The node of a peer id.

@@ -66,7 +66,7 @@ impl World {
         let Some(node) = self.nodes.get_mut(id) else { return };
         let (incarnation, factor) = (node.incarnation, node.sync_factor);
         let Some(process) = node.process_mut() else { return };
-        if process.busy || process.queue.is_empty() {
+        if process.busy || (process.queue.is_empty() && !process.engine.joining()) {
             return;
         }
         process.busy = true;
@@ -167,6 +167,9 @@ impl World {
                     self.observe(&Observation::Delivered { node: id, database, delivery });
                 }
                 self.input(id, Input::GossipDelivered { database, from, author, delivery });
+            }
+            (Sender::Stage(database, snapshot, write), Reply::Done(answer)) => {
+                self.input(id, Input::Staged(database, snapshot, answer.is_ok().then_some(write)));
             }
             (Sender::Nobody, Reply::Done(Err(_))) => {
                 // A database that cannot be opened: started anew a little later.

@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use crdt::testing::{FakeSigner, FakeVerifier};
-use crdt::{DatabaseId, Ed25519Signer, Signer as _};
+use crdt::testing::{FakeSigner, FakeVerifier, MemoryStore};
+use crdt::{DatabaseId, Ed25519Signer, Signer as _, SnapshotId, SnapshotWrite};
 use kvdb::engine::Gathering;
 use kvdb::engine::machine::{Engine, Work};
 use kvdb::engine::queue::WorkQueue;
 use kvdb::net::gossip::{GossipOptions, peer_of};
 use kvdb::net::machine::{NetMachine, NetMachineOptions};
+use kvdb::net::port::PlainView;
 use kvdb::net::sync::SessionId;
 use kvdb::{Multiaddr, PeerId};
 
@@ -66,6 +67,8 @@ pub enum Sender {
         /// Their database.
         database: DatabaseId,
     },
+    /// A part of a snapshot.
+    Stage(DatabaseId, SnapshotId, SnapshotWrite),
     /// A block that came by gossip.
     Gossip(DatabaseId, PeerId, PeerId),
     /// Nobody.
@@ -97,6 +100,8 @@ pub struct Process {
     /// Gossip messages seen lately, by their hash.
     pub(crate) seen: BTreeMap<u64, Time>,
     pub(crate) poisoned: bool,
+    /// Views of snapshots on their way.
+    pub(crate) views: BTreeMap<SnapshotId, PlainView<MemoryStore>>,
     pub(crate) random: Random,
 }
 
@@ -251,6 +256,7 @@ impl Node {
             subscribed: BTreeMap::new(),
             seen: BTreeMap::new(),
             poisoned: false,
+            views: BTreeMap::new(),
             random: random.split(),
         }));
     }

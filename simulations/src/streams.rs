@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use crdt::Block;
+use crdt::snapshot::Chunk;
 use crdt::testing::FakeVerifier;
 use kvdb::PeerId;
 use kvdb::net::limits::{FAREWELL, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_TIMEOUT};
 use kvdb::net::machine::{Input, StreamEvent};
-use kvdb::net::wire::Frame;
+use kvdb::net::wire::{Frame, SnapshotFrame};
 
 use crate::net::{Both, ConnId, Flow, Item, STREAM_WINDOW_BYTES, Side, Stream, StreamId};
 use crate::node::Room;
@@ -409,6 +410,13 @@ fn event_of(item: Item, room: Room) -> (StreamEvent<Room>, u64) {
             let verdicts = Block::verify_all(blocks, &mut FakeVerifier);
             let event = match verdicts.into_iter().collect::<Result<Vec<Block>, _>>() {
                 Ok(blocks) => StreamEvent::Blocks(database, blocks, room),
+                Err(error) => StreamEvent::Garbage(error.to_string()),
+            };
+            (event, len)
+        }
+        Item::Frame(Frame::Snapshot(database, SnapshotFrame::Chunk { name, hash, bytes }), len) => {
+            let event = match Chunk::verify(&database, hash, bytes) {
+                Ok(chunk) => StreamEvent::Chunk(database, name, chunk, room),
                 Err(error) => StreamEvent::Garbage(error.to_string()),
             };
             (event, len)

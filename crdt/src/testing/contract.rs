@@ -36,6 +36,9 @@ pub fn checks<H: ContractHost>() -> Vec<(&'static str, ContractCheck<H>)> {
         ("requests", requests::<H>),
         ("history is dropped from its oldest end", history_is_dropped::<H>),
         ("the log from a floor", log_from_a_floor::<H>),
+        ("a snapshot is staged", super::snapshots::staging::<H>),
+        ("rows are built and switched to", super::snapshots::built_rows::<H>),
+        ("rows that are built change nothing before the switch", super::snapshots::given_up::<H>),
         ("databases do not leak", databases_do_not_leak::<H>),
         ("one batch for several databases", one_batch_for_several_databases::<H>),
         ("a batch is written whole or not at all", whole_or_not_at_all::<H>),
@@ -54,7 +57,7 @@ pub fn store_contract<H: ContractHost>(host: &mut H) {
     }
 }
 
-fn open<H: ContractHost>(host: &mut H, names: &[&str]) -> (Rig<H::Store>, Vec<DatabaseId>) {
+pub(super) fn open<H: ContractHost>(host: &mut H, names: &[&str]) -> (Rig<H::Store>, Vec<DatabaseId>) {
     let mut store = host.fresh();
     let ids: Vec<DatabaseId> = names.iter().map(|name| host.create(&mut store, &DatabaseName::parse(name).unwrap())).collect();
     let mut rig = Rig::new(store);
@@ -64,7 +67,7 @@ fn open<H: ContractHost>(host: &mut H, names: &[&str]) -> (Rig<H::Store>, Vec<Da
     (rig, ids)
 }
 
-fn open_one<H: ContractHost>(host: &mut H) -> (Rig<H::Store>, DatabaseId) {
+pub(super) fn open_one<H: ContractHost>(host: &mut H) -> (Rig<H::Store>, DatabaseId) {
     let (rig, ids) = open(host, &["demo"]);
     (rig, *ids.first().unwrap())
 }
@@ -505,6 +508,7 @@ fn whole_or_not_at_all<H: ContractHost>(host: &mut H) {
         meta: Meta { revision: 9, ..Meta::default() },
         requests: Vec::new(),
         truncation: Truncation::default(),
+        snapshot: Vec::new(),
     };
     let refused = rig.store.commit(&[set(database), set(unknown)], Durability::Sync);
     assert!(refused.is_err(), "a batch with an unknown database");

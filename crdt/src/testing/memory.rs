@@ -1,6 +1,7 @@
 //! A store in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -12,7 +13,8 @@ use crate::heads::{Head, Heads, HeadsChange};
 use crate::key::{Key, KeyRange};
 use crate::row::Row;
 use crate::store::{
-    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, Store, StoredBlock, View, VvEntry, WriteSet,
+    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, SnapshotWrite, Staged, Store,
+    StoredBlock, View, VvEntry, WriteSet,
 };
 
 /// A store that keeps everything in memory and nothing for longer.
@@ -36,6 +38,16 @@ struct Contents {
     spilled: BTreeMap<Dot, Head>,
     meta: Meta,
     requests: BTreeMap<RequestId, RequestRecord>,
+    staged: Option<(Bytes, Vec<(Bytes, Bytes)>)>,
+    built: Option<Built>,
+}
+
+/// Rows that are being built.
+#[derive(Debug, Clone, Default)]
+struct Built {
+    rows: BTreeMap<Key, Row>,
+    values: BTreeMap<(Key, Dot), Bytes>,
+    sealed: bool,
 }
 
 /// The one error of a store in memory.
@@ -79,21 +91,11 @@ impl Store for MemoryStore {
 
 impl Contents {
     fn write(&mut self, set: &WriteSet, apart_above: u32) {
+        for write in &set.snapshot {
+            self.snapshot(write, apart_above);
+        }
         for write in &set.rows {
-            for (dot, _) in &write.dropped {
-                self.values.remove(&(write.key.clone(), *dot));
-            }
-            if write.row.is_empty() {
-                self.rows.remove(&write.key);
-                continue;
-            }
-            let mut siblings = write.row.clone().into_siblings();
-            for sibling in siblings.iter_mut().filter(|sibling| sibling.len > apart_above) {
-                if let Some(value) = sibling.value.take() {
-                    self.values.insert((write.key.clone(), sibling.dot), value);
-                }
-            }
-            self.rows.insert(write.key.clone(), Row::new(siblings));
+            write_row(&mut self.rows, &mut self.values, write, apart_above);
         }
         for (revision, block) in &set.blocks {
             let stored = StoredBlock { revision: *revision, hash: block.hash(), bytes: block.bytes().clone() };
@@ -126,6 +128,73 @@ impl Contents {
             self.floors.raise(*replica, *seq);
         }
     }
+}
+
+impl Contents {
+    fn snapshot(&mut self, write: &SnapshotWrite, apart_above: u32) {
+        match write {
+            SnapshotWrite::Discard => (self.staged, self.built) = (None, None),
+            SnapshotWrite::Begin { head } => (self.staged, self.built) = (Some((head.clone(), Vec::new())), None),
+            SnapshotWrite::Chunk { index, next, bytes } => {
+                if let Some((_, chunks)) = &mut self.staged {
+                    debug_assert_eq!(*index, chunks.len() as u64, "chunks come in order");
+                    chunks.push((next.clone(), bytes.clone()));
+                }
+            }
+            SnapshotWrite::Build => self.built = Some(Built::default()),
+            SnapshotWrite::Switch { revision } => {
+                let built = self.built.take().unwrap_or_default();
+                debug_assert!(built.sealed, "rows are sealed before they are switched to");
+                (self.rows, self.values) = (built.rows, built.values);
+                self.staged = None;
+                self.log.insert(*revision, LogEntry::switch(*revision));
+            }
+            write => {
+                let Some(built) = &mut self.built else { return };
+                match write {
+                    SnapshotWrite::Value { key, dot, value } => {
+                        built.values.insert((key.clone(), *dot), value.clone());
+                    }
+                    SnapshotWrite::Copy { key, dot } => {
+                        if let Some(value) = self.values.get(&(key.clone(), *dot)) {
+                            built.values.insert((key.clone(), *dot), value.clone());
+                        }
+                    }
+                    SnapshotWrite::Append(rows) => {
+                        for (key, row) in rows {
+                            debug_assert!(built.rows.keys().next_back().is_none_or(|last| last < key), "keys ascend");
+                            let write = RowWrite { key: key.clone(), row: row.clone(), dropped: Vec::new() };
+                            write_row(&mut built.rows, &mut built.values, &write, apart_above);
+                        }
+                    }
+                    SnapshotWrite::Seal => built.sealed = true,
+                    SnapshotWrite::Patch(rows) => {
+                        for write in rows {
+                            write_row(&mut built.rows, &mut built.values, write, apart_above);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+fn write_row(rows: &mut BTreeMap<Key, Row>, values: &mut BTreeMap<(Key, Dot), Bytes>, write: &RowWrite, apart_above: u32) {
+    for (dot, _) in &write.dropped {
+        values.remove(&(write.key.clone(), *dot));
+    }
+    if write.row.is_empty() {
+        rows.remove(&write.key);
+        return;
+    }
+    let mut siblings = write.row.clone().into_siblings();
+    for sibling in siblings.iter_mut().filter(|sibling| sibling.len > apart_above) {
+        if let Some(value) = sibling.value.take() {
+            values.insert((write.key.clone(), sibling.dot), value);
+        }
+    }
+    rows.insert(write.key.clone(), Row::new(siblings));
 }
 
 /// Reads of one database in memory.
@@ -186,5 +255,28 @@ impl View for MemoryView<'_> {
 
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, MemoryStoreError> {
         Ok(self.0.requests.get(request).cloned())
+    }
+
+    fn requests(&self, after: Option<RequestId>) -> impl Iterator<Item = Result<(RequestId, RequestRecord), MemoryStoreError>> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.0.requests.range((after, Bound::Unbounded)).map(|(request, record)| Ok((*request, record.clone())))
+    }
+
+    fn staged(&self) -> Result<Option<Staged>, MemoryStoreError> {
+        Ok(self.0.staged.as_ref().map(|(head, chunks)| Staged {
+            head: head.clone(),
+            chunks: chunks.len() as u64,
+            next: chunks.last().map(|(next, _)| next.clone()),
+        }))
+    }
+
+    fn staged_chunk(&self, index: u64) -> Result<Option<(Bytes, Bytes)>, MemoryStoreError> {
+        let chunks = self.0.staged.as_ref().map(|(_, chunks)| chunks.as_slice()).unwrap_or_default();
+        Ok(usize::try_from(index).ok().and_then(|index| chunks.get(index)).cloned())
+    }
+
+    fn built(&self, key: &Key) -> Result<Row, MemoryStoreError> {
+        let built = self.0.built.as_ref().filter(|built| built.sealed);
+        Ok(built.and_then(|built| built.rows.get(key)).cloned().unwrap_or_default())
     }
 }

@@ -6,6 +6,7 @@ mod fake;
 mod memory;
 mod reference;
 mod rig;
+mod snapshots;
 
 pub use contract::{ContractCheck, checks, store_contract};
 pub use fake::{FakeSigner, FakeVerifier};

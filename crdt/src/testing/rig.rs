@@ -15,8 +15,9 @@ use crate::key::{Key, KeyRange, Prefix};
 use crate::pending::{PendingLimits, Source};
 use crate::replica::{Env, Replica};
 use crate::row::Sibling;
+use crate::snapshot::SnapshotJoin;
 use crate::step::{Step, Turn};
-use crate::store::{Durability, LogEntry, Order, Projection, Store, View};
+use crate::store::{Durability, LogEntry, Order, Projection, SnapshotWrite, Store, View};
 use crate::testing::{FakeSigner, Reference};
 
 /// Makes the stores that the contract is tried on.
@@ -50,6 +51,11 @@ impl<S: Store> Rig<S> {
     /// A rig without databases.
     pub fn new(store: S) -> Self {
         Self { store, replicas: BTreeMap::new(), blocks: BTreeMap::new(), nonce: 0 }
+    }
+
+    /// Local writes are made under names that no other rig uses that begins elsewhere.
+    pub fn draw_from(&mut self, nonce: u64) {
+        self.nonce = nonce;
     }
 
     /// Takes in a database that the store knows.
@@ -120,6 +126,42 @@ impl<S: Store> Rig<S> {
         self.turn(vec![(database, Input::Blocks { blocks, source: Source(1) })]);
     }
 
+    /// Steps of a snapshot in a commit of their own.
+    pub fn stage(&mut self, database: DatabaseId, writes: Vec<SnapshotWrite>) {
+        let replica = self.replicas.get_mut(&database).expect("an open database");
+        let step = replica.stage(writes, Vec::new());
+        Step::commit_all(vec![step], &mut self.store, Durability::Buffered).unwrap();
+    }
+
+    /// One piece of a join; whether it was the last.
+    pub fn join(&mut self, database: DatabaseId, join: &mut SnapshotJoin) -> bool {
+        let replica = self.replicas.get_mut(&database).expect("an open database");
+        let piece = {
+            let view = self.store.view(&database).unwrap();
+            join.piece(&view, &replica.vv(), replica.meta().revision).unwrap()
+        };
+        let done = piece.joined.is_some();
+        let step = match piece.joined {
+            Some(joined) => replica.switch(joined, piece.writes),
+            None => replica.stage(piece.writes, piece.requests),
+        };
+        Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap();
+        done
+    }
+
+    /// The revision of a database.
+    pub fn revision(&self, database: DatabaseId) -> u64 {
+        self.replicas.get(&database).expect("an open database").meta().revision
+    }
+
+    /// Rows, version vector, heads and figures against the fold of these blocks.
+    ///
+    /// # Panics
+    /// When they differ.
+    pub fn check_state(&self, database: DatabaseId, blocks: &[Block]) {
+        self.check_against(database, &Reference::fold(blocks));
+    }
+
     /// Drops history in a turn of its own; returns how many blocks.
     pub fn truncate(&mut self, database: DatabaseId, through: u64, limit: usize) -> usize {
         let effects = self.turn(vec![(database, Input::Truncate { token: Token(0), through, limit })]);
@@ -132,9 +174,13 @@ impl<S: Store> Rig<S> {
     /// # Panics
     /// When they differ.
     pub fn check(&self, database: DatabaseId) {
-        let view = self.store.view(&database).unwrap();
         let blocks = self.blocks(database);
-        let reference = Reference::fold(blocks);
+        self.check_against(database, &Reference::fold(blocks));
+        self.check_log(database, blocks);
+    }
+
+    fn check_against(&self, database: DatabaseId, reference: &Reference) {
+        let view = self.store.view(&database).unwrap();
         let state = view.state().unwrap();
         let replica = self.replicas.get(&database).expect("an open database");
         let vv = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
@@ -154,7 +200,6 @@ impl<S: Store> Rig<S> {
         for (key, siblings) in &reference.rows {
             assert_eq!(siblings, &with_values(&view, key, view.row(key).unwrap().siblings()), "the row at {key}");
         }
-        self.check_log(database, blocks);
     }
 
     /// Blocks and log of a database against what was merged.

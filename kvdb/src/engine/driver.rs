@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
-use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, Source, Store};
+use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, SnapshotWrite, Source, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
 use super::news::{NewsDesk, NewsFeed};
-use super::port::{Delivery, Truncated, WriteError, Written};
+use super::port::{Delivery, SnapshotOutcome, Truncated, WriteError, Written};
 use super::queue::{WorkQueue, inbox_cost, work_bytes};
 use super::shared::{Figures, Shared};
 use crate::clock::wall_time;
@@ -179,6 +179,14 @@ where
         }
     }
 
+    /// Hands in a verified part of a snapshot; resolves after its commit, which is buffered.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
+        self.done(Work::Stage { database, write }).await
+    }
+
     /// Returns once everything committed before is on disk.
     ///
     /// # Errors
@@ -323,14 +331,16 @@ impl<S: Store + Clone> Inner<S> {
         Ok(())
     }
 
-    /// The engine's thread: turns over what waits until the queue is closed and empty.
+    /// The engine's thread: turns over what waits until the queue is closed and empty. While a snapshot is joined, a piece
+    /// of that after each.
     fn run(&self) {
+        let mut joining = false;
         loop {
             let mut queue = lock(&self.inbox.queue);
-            while queue.works.is_empty() && !queue.closed {
+            while queue.works.is_empty() && !queue.closed && !joining {
                 queue = self.inbox.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
-            if queue.works.is_empty() {
+            if queue.works.is_empty() && queue.closed {
                 return;
             }
             drop(queue);
@@ -341,6 +351,10 @@ impl<S: Store + Clone> Inner<S> {
             if !works.is_empty() {
                 self.turn(engine, works, callers);
             }
+            if engine.joining() {
+                self.turn(engine, Vec::new(), Vec::new());
+            }
+            joining = engine.joining();
         }
     }
 
@@ -428,14 +442,22 @@ impl<S: Store + Clone> Inner<S> {
             let shared = Shared::new(whole_vv(engine, database), figures(engine, database));
             write(&self.open).insert(*database, Arc::new(shared));
         }
-        for Advance { database, vv, changes, .. } in &outcome.advanced {
-            if let Some(shared) = self.shared(database) {
+        for Advance { database, vv, changes, switched, .. } in &outcome.advanced {
+            if let Some(shared) = self.shared(database).filter(|_| *switched) {
+                shared.reset(whole_vv(engine, database), figures(engine, database));
+            } else if let Some(shared) = self.shared(database) {
                 shared.advance(vv, figures(engine, database), changes.clone());
             }
         }
         for database in &outcome.closed {
             if let Some(shared) = write(&self.open).remove(database) {
                 shared.close();
+            }
+        }
+        for (database, outcome) in &outcome.snapshots {
+            match outcome {
+                SnapshotOutcome::Joined => tracing::info!(%database, "a snapshot was joined"),
+                outcome => tracing::error!(%database, ?outcome, "a snapshot was not joined"),
             }
         }
         self.news.put(|gathering| gathering.turn(engine, outcome));

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crdt::mutation::{Mutation, active};
+use crdt::snapshot::SnapshotJoin;
 use crdt::{
     Block, Changes, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica,
-    ReplicaId, RequestId, Signer, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
+    ReplicaId, RequestId, Signer, SnapshotWrite, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
 };
 
-use super::port::{Delivery, Truncated, WriteError, Written};
+use super::join::Staging;
+use super::port::{Delivery, SnapshotOutcome, Truncated, WriteError, Written};
 
 /// One piece of work for a turn.
 #[derive(Debug)]
@@ -43,6 +45,14 @@ pub enum Work {
         /// Most blocks to drop in this turn.
         limit: usize,
     },
+    /// A part of a snapshot that is being received, verified: its head, or a chunk. Once the last one is there, turns without
+    /// work join it.
+    Stage {
+        /// The database.
+        database: DatabaseId,
+        /// The part.
+        write: SnapshotWrite,
+    },
     /// Everything committed before must be on disk.
     Sync,
     /// Opens a database that is in the store's catalogue.
@@ -60,7 +70,7 @@ pub enum Reply {
     Delivered(Result<Delivery, WriteError>),
     /// To [`Work::Truncate`].
     Truncated(Result<Truncated, WriteError>),
-    /// To [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
+    /// To [`Work::Stage`], [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
     Done(Result<(), WriteError>),
 }
 
@@ -77,6 +87,8 @@ pub struct TurnOutcome {
     pub advanced: Vec<Advance>,
     /// Version vector entries that this turn's sync has brought to disk.
     pub durable: Entries,
+    /// What became of staged snapshots.
+    pub snapshots: Vec<(DatabaseId, SnapshotOutcome)>,
     /// Whether received blocks wait for a sync.
     pub owes_sync: bool,
 }
@@ -96,6 +108,8 @@ pub struct Advance {
     pub sealed: Vec<Block>,
     /// What watchers are to look at, if the database is watched.
     pub changes: Option<Changes>,
+    /// All rows were replaced, by those that a snapshot was joined to.
+    pub switched: bool,
 }
 
 /// What a turn takes from outside.
@@ -120,21 +134,31 @@ pub type Entries = BTreeMap<DatabaseId, BTreeMap<ReplicaId, u64>>;
 /// All open databases of one store, and the only writer to it.
 #[derive(Debug)]
 pub struct Engine<S> {
-    store: S,
-    open: BTreeMap<DatabaseId, Replica>,
+    pub(super) store: S,
+    pub(super) open: BTreeMap<DatabaseId, Replica>,
+    /// Snapshots that are staged, and the joins that have begun.
+    pub(super) joins: BTreeMap<DatabaseId, Option<SnapshotJoin>>,
     /// Version vector entries committed but not yet synced.
     unsynced: Entries,
     /// Whether received blocks are among them, which a peer waits to see acknowledged.
-    owes_sync: bool,
+    pub(super) owes_sync: bool,
     poison: Option<String>,
     /// Databases whose changed keys somebody wants to know.
-    watched: BTreeSet<DatabaseId>,
+    pub(super) watched: BTreeSet<DatabaseId>,
 }
 
 impl<S: Store> Engine<S> {
     /// An engine over a store, with no database open.
     pub fn new(store: S) -> Self {
-        Self { store, open: BTreeMap::new(), unsynced: BTreeMap::new(), owes_sync: false, poison: None, watched: BTreeSet::new() }
+        Self {
+            store,
+            open: BTreeMap::new(),
+            joins: BTreeMap::new(),
+            unsynced: BTreeMap::new(),
+            owes_sync: false,
+            poison: None,
+            watched: BTreeSet::new(),
+        }
     }
 
     /// The store.
@@ -198,9 +222,14 @@ impl<S: Store> Engine<S> {
         vv.iter().filter(|(replica, _)| unsynced.is_none_or(|entries| !entries.contains_key(replica))).collect()
     }
 
-    /// Takes all the work through one commit.
+    /// Takes all the work through one commit. Without work, does a piece of a join, if a snapshot waits for it.
     pub fn turn(&mut self, works: Vec<Work>, env: &mut TurnEnv<'_>) -> TurnOutcome {
         let mut outcome = TurnOutcome::default();
+        if works.is_empty() {
+            self.join_piece(env, &mut outcome);
+            outcome.owes_sync = self.owes_sync;
+            return outcome;
+        }
         let mut replies: Vec<Option<Reply>> = Vec::new();
         replies.resize_with(works.len(), || None);
         let mut jobs: BTreeMap<DatabaseId, Job> = BTreeMap::new();
@@ -219,6 +248,7 @@ impl<S: Store> Engine<S> {
                 Work::Truncate { database, through, limit } => {
                     jobs.entry(database).or_default().truncations.push((Token(index as u64), through, limit));
                 }
+                Work::Stage { database, write } => jobs.entry(database).or_default().stages.push((index, write)),
                 Work::Sync => syncs.push(index),
                 Work::Open(database) => set(&mut replies, index, Reply::Done(self.open(database, &mut outcome))),
                 Work::Close(database) => closing.push((index, database)),
@@ -238,8 +268,7 @@ impl<S: Store> Engine<S> {
                     self.release(part, step, &mut outcome, &mut replies);
                 }
                 if wants_sync || active(Mutation::DurableBeforeSync) {
-                    outcome.durable = self.unsynced();
-                    self.unsynced.clear();
+                    outcome.durable = self.all_synced();
                 }
                 for index in syncs {
                     set(&mut replies, index, Reply::Done(Ok(())));
@@ -255,6 +284,7 @@ impl<S: Store> Engine<S> {
             }
         }
         for (index, database) in closing {
+            self.joins.remove(&database);
             if self.open.remove(&database).is_some() {
                 outcome.closed.push(database);
             }
@@ -272,12 +302,28 @@ impl<S: Store> Engine<S> {
             return Ok(());
         }
         let replica = self.resume(database)?;
+        let staged = self.store.view(&database).and_then(|view| view.staged()).map_err(|error| read_error(&error))?;
+        if staged.is_some_and(|staged| staged.is_complete()) {
+            // The process ended before it was joined.
+            self.joins.insert(database, None);
+        }
         self.open.insert(database, replica);
         outcome.opened.push(database);
         Ok(())
     }
 
-    fn resume(&self, database: DatabaseId) -> Result<Replica, WriteError> {
+    /// A sync has covered everything.
+    pub(super) fn all_synced(&mut self) -> Entries {
+        let entries = self.unsynced();
+        self.unsynced.clear();
+        entries
+    }
+
+    pub(super) fn note_unsynced(&mut self, database: DatabaseId, vv: &[(ReplicaId, u64)]) {
+        self.unsynced.entry(database).or_default().extend(vv.iter().copied());
+    }
+
+    pub(super) fn resume(&self, database: DatabaseId) -> Result<Replica, WriteError> {
         let state = self.store.view(&database).and_then(|view| view.state()).map_err(|error| read_error(&error))?;
         Ok(Replica::resume(database, state, PendingLimits::default()))
     }
@@ -322,7 +368,7 @@ impl<S: Store> Engine<S> {
         }
     }
 
-    fn commit(&mut self, steps: Vec<Step>, durability: Durability) -> Result<Vec<Committed>, WriteError> {
+    pub(super) fn commit(&mut self, steps: Vec<Step>, durability: Durability) -> Result<Vec<Committed>, WriteError> {
         if let Some(cause) = &self.poison {
             return Err(WriteError::Poisoned { cause: cause.clone() });
         }
@@ -335,7 +381,7 @@ impl<S: Store> Engine<S> {
 
     /// Lets the effects of one committed step out.
     fn release(&mut self, part: Part, step: Committed, outcome: &mut TurnOutcome, replies: &mut [Option<Reply>]) {
-        let Committed { database, meta, vv, floors, effects, changes } = step;
+        let Committed { database, meta, vv, floors, effects, changes, switched } = step;
         let mut deliveries: Vec<(usize, Range<usize>, Delivery)> =
             part.deliveries.into_iter().map(|(index, effects)| (index, effects, Delivery::default())).collect();
         let mut current = deliveries.iter_mut().peekable();
@@ -369,11 +415,15 @@ impl<S: Store> Engine<S> {
         for (index, _, delivery) in deliveries {
             set(replies, index, Reply::Delivered(Ok(delivery)));
         }
+        for (index, staging) in part.stages {
+            self.staged(database, staging);
+            set(replies, index, Reply::Done(Ok(())));
+        }
         if !vv.is_empty() {
-            self.unsynced.entry(database).or_default().extend(vv.iter().copied());
+            self.note_unsynced(database, &vv);
         }
         if !vv.is_empty() || !floors.is_empty() {
-            outcome.advanced.push(Advance { database, vv, floors, meta, sealed, changes });
+            outcome.advanced.push(Advance { database, vv, floors, meta, sealed, changes, switched });
         }
     }
 }
@@ -383,6 +433,7 @@ impl<S: Store> Engine<S> {
 struct Job {
     writes: Vec<LocalWrite>,
     deliveries: Vec<Incoming>,
+    stages: Vec<(usize, SnapshotWrite)>,
     /// Token, last revision, most blocks.
     truncations: Vec<(Token, u64, usize)>,
     sync: bool,
@@ -400,6 +451,7 @@ struct Incoming {
 struct Part {
     writes: Vec<usize>,
     truncations: Vec<usize>,
+    stages: Vec<(usize, Staging)>,
     /// For each delivery its reply and which of the step's effects are its own.
     deliveries: Vec<(usize, Range<usize>)>,
 }
@@ -408,7 +460,8 @@ impl Part {
     fn of(job: &Job) -> Self {
         let writes = job.writes.iter().map(|write| index_of(write.token)).collect();
         let truncations = job.truncations.iter().map(|(token, ..)| index_of(*token)).collect();
-        Self { writes, truncations, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
+        let stages = job.stages.iter().map(|(index, write)| (*index, Staging::of(write))).collect();
+        Self { writes, truncations, stages, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
     }
 
     fn run<V: View>(
@@ -429,6 +482,7 @@ impl Part {
             replica.handle(Input::Blocks { blocks, source }, &mut env, view, turn)?;
             *effects = start..turn.effects();
         }
+        job.stages.into_iter().for_each(|(_, write)| turn.stage(write));
         for (token, through, limit) in job.truncations {
             replica.handle(Input::Truncate { token, through, limit }, &mut env, view, turn)?;
         }
@@ -438,6 +492,9 @@ impl Part {
     fn fail(self, error: &WriteError, replies: &mut [Option<Reply>]) {
         for index in self.writes {
             set(replies, index, Reply::Written(Err(error.clone())));
+        }
+        for (index, _) in self.stages {
+            set(replies, index, Reply::Done(Err(error.clone())));
         }
         for index in self.truncations {
             set(replies, index, Reply::Truncated(Err(error.clone())));

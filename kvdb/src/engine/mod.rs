@@ -2,6 +2,7 @@
 
 pub(crate) mod driver;
 pub mod history;
+mod join;
 pub mod machine;
 mod news;
 pub mod port;

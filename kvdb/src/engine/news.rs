@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crdt::{DatabaseId, Meta, ReplicaId, Store};
+use crdt::{DatabaseId, Meta, ReplicaId, Store, View as _};
 use tokio::sync::Notify;
 
 use super::machine::{Advance, Engine, Entries, TurnOutcome, whole_vv};
-use super::port::{News, Progress};
+use super::port::{News, Progress, SnapshotOutcome};
 use crate::limits::MAX_SEALED_NEWS_BYTES;
 
 /// Where the engine leaves its news.
@@ -40,6 +40,7 @@ pub struct Gathering {
 enum Item {
     Opened(DatabaseId, Gathered),
     Advanced(DatabaseId, Gathered),
+    Snapshot(DatabaseId, SnapshotOutcome),
     Closed(DatabaseId),
 }
 
@@ -91,7 +92,11 @@ impl Gathering {
     pub fn opened<S: Store>(&mut self, engine: &Engine<S>, database: DatabaseId) {
         self.last.insert(database, self.news.len());
         let mut gathered = Gathered::default();
-        gathered.merge(whole_progress(engine, &database));
+        let staged = engine.store().view(&database).and_then(|view| view.staged()).unwrap_or_else(|error| {
+            tracing::warn!(%database, %error, "cannot read what is staged of a snapshot; it comes anew");
+            None
+        });
+        gathered.merge(Progress { staged, ..whole_progress(engine, &database) });
         self.news.push(Item::Opened(database, gathered));
     }
 
@@ -113,6 +118,7 @@ impl Gathering {
             self.advanced(*database, progress);
         }
         self.synced(&outcome.durable);
+        self.news.extend(outcome.snapshots.iter().map(|(database, outcome)| Item::Snapshot(*database, outcome.clone())));
         for database in &outcome.closed {
             self.last.remove(database);
             self.news.push(Item::Closed(*database));
@@ -196,6 +202,7 @@ impl Item {
         match self {
             Self::Opened(database, gathered) => News::Opened(database, gathered.into_progress()),
             Self::Advanced(database, gathered) => News::Advanced(database, gathered.into_progress()),
+            Self::Snapshot(database, outcome) => News::Snapshot(database, outcome),
             Self::Closed(database) => News::Closed(database),
         }
     }
@@ -215,6 +222,9 @@ impl Gathered {
             self.progress.revision = progress.revision;
             self.progress.digest = progress.digest;
             self.progress.heads_hash = progress.heads_hash;
+        }
+        if progress.staged.is_some() {
+            self.progress.staged = progress.staged;
         }
         for block in progress.sealed {
             let bytes = block.bytes().len();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::{Block, DatabaseId, Digest, Dot, OpOutcome, ReplicaId, WriteRefusal};
+use crdt::{Block, DatabaseId, Digest, Dot, OpOutcome, ReplicaId, Staged, WriteRefusal};
 use thiserror::Error;
 
 /// What became of a write.
@@ -109,10 +109,26 @@ pub struct Progress {
     pub durable: Vec<(ReplicaId, u64)>,
     /// The floors of history that rose, at their latest.
     pub floors: Vec<(ReplicaId, u64)>,
+    /// What is staged of a snapshot; told at the opening only.
+    pub staged: Option<Staged>,
     /// Blocks made here since the last look, as far as they fit the budget: for gossip.
     pub sealed: Vec<Block>,
     /// Whether blocks made here did not fit: announce instead.
     pub sealed_overflow: bool,
+}
+
+/// What became of a staged snapshot. Whatever it is, nothing is staged any more, but for `Failed`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotOutcome {
+    /// Its rows are this replica's, and its blocks count as merged.
+    Joined,
+    /// It was not what its head said: nothing has changed.
+    Invalid {
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The store could not read or write; what is staged is joined when the database is opened anew.
+    Failed,
 }
 
 /// News of the engine for replication.
@@ -122,6 +138,8 @@ pub enum News {
     Opened(DatabaseId, Progress),
     /// A database has advanced.
     Advanced(DatabaseId, Progress),
+    /// A snapshot that was staged has been joined, or cannot be.
+    Snapshot(DatabaseId, SnapshotOutcome),
     /// A database was closed.
     Closed(DatabaseId),
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crdt::{Change, LocalOp};
+use crdt::{Change, LocalOp, SnapshotWrite};
 
 use super::machine::Work;
 use crate::limits::{MAX_INBOX_BYTES, MAX_TURN_BYTES, MAX_TURN_WORKS, WORK_OVERHEAD_BYTES};
@@ -60,7 +60,8 @@ pub fn work_bytes(work: &Work) -> usize {
     match work {
         Work::Write { ops, .. } => ops.iter().map(op_bytes).sum(),
         Work::Blocks { blocks, .. } => blocks.iter().map(|block| block.bytes().len()).sum(),
-        Work::Truncate { .. } | Work::Sync | Work::Open(_) | Work::Close(_) => 0,
+        Work::Stage { write: SnapshotWrite::Chunk { bytes, .. }, .. } => bytes.len(),
+        Work::Stage { .. } | Work::Truncate { .. } | Work::Sync | Work::Open(_) | Work::Close(_) => 0,
     }
 }
 

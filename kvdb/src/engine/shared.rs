@@ -92,7 +92,6 @@ impl Shared {
 
     /// The replica's state was replaced as a whole, and its log begins anew after this revision, which must be higher
     /// than any before: live watchers are told to list again.
-    #[allow(dead_code, reason = "what replaces a whole state calls it: snapshot, restore, repair")]
     pub(crate) fn reset(&self, vv: VersionVector, figures: Figures) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.recent.reset(figures.meta.revision);

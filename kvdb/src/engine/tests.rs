@@ -87,6 +87,18 @@ impl View for FaultyView<'_> {
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, MemoryStoreError> {
         self.inner.request(request)
     }
+    fn requests(&self, after: Option<RequestId>) -> impl Iterator<Item = Result<(RequestId, RequestRecord), MemoryStoreError>> {
+        self.inner.requests(after)
+    }
+    fn staged(&self) -> Result<Option<crdt::Staged>, MemoryStoreError> {
+        self.inner.staged()
+    }
+    fn staged_chunk(&self, index: u64) -> Result<Option<(Bytes, Bytes)>, MemoryStoreError> {
+        self.inner.staged_chunk(index)
+    }
+    fn built(&self, key: &Key) -> Result<Row, MemoryStoreError> {
+        self.inner.built(key)
+    }
 }
 
 struct Rig {

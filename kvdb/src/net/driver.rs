@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crdt::{DatabaseId, Zip215};
+use crdt::{Cursor, DatabaseId, SnapshotId, SnapshotWrite, Zip215};
 use futures::StreamExt as _;
 use libp2p::gossipsub::MessageId;
 use libp2p::identity::Keypair;
@@ -21,10 +21,10 @@ use super::handle::{Command, NetHandle, Shared, lock};
 use super::machine::{Input, NetMachine, NetMachineOptions, Output, Ticket};
 use super::options::{NetworkError, NetworkOptions};
 use super::peers::peer_in;
-use super::port::{Backend, NewsSource, read};
+use super::port::{Backend, NewsSource, StandingView as _, read};
 use super::streams::{Link, StreamEvent};
 use super::swarm::{Event, Network};
-use super::sync::SessionId;
+use super::sync::{OpenedView, ReadChunk, SessionId};
 use super::{Moment, lanes};
 use crate::engine::port::{Delivery, LogChunk};
 
@@ -39,8 +39,11 @@ const STATUS_AGE: Moment = Moment::from_millis(200);
 
 /// What tasks bring back.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum Done<V> {
     LogRead(SessionId, Option<LogChunk>),
+    ViewOpened(SnapshotId, Option<(OpenedView, Arc<V>)>),
+    ViewRead(SnapshotId, Cursor, Option<ReadChunk>),
+    Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
     Delivered(SessionId, u64, Option<Delivery>),
     GossipDelivered { database: DatabaseId, from: PeerId, author: PeerId, delivery: Option<Delivery> },
     Opened(PeerId, Result<Stream, String>),
@@ -83,6 +86,7 @@ pub fn spawn<B: Backend, N: NewsSource>(
         machine,
         links: BTreeMap::new(),
         arriving: None,
+        views: BTreeMap::new(),
         dials: BTreeMap::new(),
         next_dial: 0,
         started: Instant::now(),
@@ -95,7 +99,7 @@ pub fn spawn<B: Backend, N: NewsSource>(
     Ok(handle)
 }
 
-fn accept(network: &Network, done: mpsc::Sender<Done>) -> Result<(), NetworkError> {
+fn accept<V: Send + Sync + 'static>(network: &Network, done: mpsc::Sender<Done<V>>) -> Result<(), NetworkError> {
     let incoming = network.control().accept(SYNC);
     let mut incoming = incoming.map_err(|error| NetworkError::Setup { cause: error.to_string() })?;
     tokio::spawn(async move {
@@ -108,13 +112,15 @@ fn accept(network: &Network, done: mpsc::Sender<Done>) -> Result<(), NetworkErro
     Ok(())
 }
 
-pub(super) struct Driver<B> {
+pub(super) struct Driver<B: Backend> {
     backend: B,
     network: Network,
     machine: NetMachine<OwnedSemaphorePermit>,
     links: BTreeMap<PeerId, Link>,
     /// The stream that the machine is being asked about.
     arriving: Option<Stream>,
+    /// Views of snapshots on their way.
+    views: BTreeMap<SnapshotId, Arc<B::View>>,
     /// Callers that wait for a dial.
     dials: BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>,
     next_dial: u64,
@@ -122,7 +128,7 @@ pub(super) struct Driver<B> {
     status_due: Option<Moment>,
     shared: Arc<Mutex<Shared>>,
     reports: mpsc::Sender<(PeerId, u64, StreamEvent)>,
-    done: mpsc::Sender<Done>,
+    done: mpsc::Sender<Done<B::View>>,
 }
 
 impl<B: Backend> Driver<B> {
@@ -131,7 +137,7 @@ impl<B: Backend> Driver<B> {
         mut news: N,
         mut commands: mpsc::Receiver<Command>,
         mut streams: mpsc::Receiver<(PeerId, u64, StreamEvent)>,
-        mut finished: mpsc::Receiver<Done>,
+        mut finished: mpsc::Receiver<Done<B::View>>,
     ) {
         let mut handles = true;
         let reply = loop {
@@ -263,6 +269,13 @@ impl<B: Backend> Driver<B> {
                     self.input(Input::QueueFull(peer));
                 }
             }
+            Output::OpenView { .. } | Output::ReadView { .. } | Output::Stage { .. } => self.snapshot_work(output),
+            Output::CloseView(id) => {
+                if let Some(view) = self.views.remove(&id) {
+                    // Waits for a read under way.
+                    tokio::task::spawn_blocking(move || drop(view));
+                }
+            }
             Output::ReadLog { .. } | Output::Deliver(_) | Output::DeliverGossip { .. } => self.work(output),
             Output::Subscribe(topic) => {
                 if let Err(error) = self.network.subscribe(&topic) {
@@ -321,6 +334,42 @@ impl<B: Backend> Driver<B> {
         }
     }
 
+    /// Views and staging, in tasks of their own.
+    fn snapshot_work(&mut self, output: Output<OwnedSemaphorePermit>) {
+        let (backend, done) = (self.backend.clone(), self.done.clone());
+        match output {
+            Output::OpenView { id, database } => {
+                tokio::task::spawn_blocking(move || {
+                    let opened = backend.view(&database).and_then(|view| Ok((view.opened(id)?, Arc::new(view))));
+                    if let Err(error) = &opened {
+                        tracing::warn!(%database, %error, "cannot open a view for a snapshot");
+                    }
+                    let _ = done.blocking_send(Done::ViewOpened(id, opened.ok()));
+                });
+            }
+            Output::ReadView { id, at } => {
+                let Some(view) = self.views.get(&id).cloned() else { return };
+                tokio::task::spawn_blocking(move || {
+                    let chunk = view.read(&at);
+                    if let Err(error) = &chunk {
+                        tracing::warn!(%id, %error, "cannot read a snapshot for a peer");
+                    }
+                    let _ = done.blocking_send(Done::ViewRead(id, at, chunk.ok()));
+                });
+            }
+            Output::Stage { database, id, write } => {
+                tokio::spawn(async move {
+                    let answer = backend.stage(database, write.clone()).await;
+                    if let Err(error) = &answer {
+                        tracing::warn!(%database, %error, "a part of a snapshot was not written");
+                    }
+                    let _ = done.send(Done::Staged(database, id, answer.is_ok().then_some(write))).await;
+                });
+            }
+            _ => {}
+        }
+    }
+
     fn open_stream(&self, peer: PeerId) {
         let (mut control, done) = (self.network.control(), self.done.clone());
         tokio::spawn(async move {
@@ -334,9 +383,18 @@ impl<B: Backend> Driver<B> {
         self.input(Input::Stream(peer, epoch, event));
     }
 
-    fn finished(&mut self, done: Done) {
+    fn finished(&mut self, done: Done<B::View>) {
         self.touch_status();
         match done {
+            Done::ViewOpened(id, opened) => {
+                let opened = opened.map(|(opened, view)| {
+                    self.views.insert(id, view);
+                    opened
+                });
+                self.input(Input::ViewOpened(id, opened));
+            }
+            Done::ViewRead(id, at, chunk) => self.input(Input::ViewRead(id, at, chunk)),
+            Done::Staged(database, id, written) => self.input(Input::Staged(database, id, written)),
             Done::LogRead(session, chunk) => self.input(Input::LogRead(session, chunk)),
             Done::Delivered(session, bytes, delivery) => self.input(Input::Delivered(session, bytes, delivery)),
             Done::GossipDelivered { database, from, author, delivery } => {

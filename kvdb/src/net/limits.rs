@@ -119,3 +119,20 @@ pub const LISTEN_WAIT: Duration = Duration::from_secs(2);
 
 /// Gossip blocks on their way to the engine; beyond, they are dropped and sync brings them.
 pub const MAX_GOSSIP_DELIVERIES: usize = 256;
+
+/// Longest place in a snapshot that a frame names, in bytes: the longest key and a dot.
+pub const MAX_PLACE_BYTES: usize = 1_100;
+/// Longest head of a snapshot, in bytes.
+pub const MAX_SNAPSHOT_HEAD_BYTES: usize = 128;
+/// Chunks of a snapshot on their way, before the receiver has staged some: 2 MiB as a rule.
+pub const SNAPSHOT_WINDOW_CHUNKS: u64 = 8;
+/// Snapshots that a node sends at a time; further peers are told to come back.
+pub const MAX_SNAPSHOTS_SERVED: usize = 2;
+/// Views kept for snapshots in all, those of peers that may come back included.
+pub const MAX_SNAPSHOT_VIEWS: usize = 8;
+/// How long the view of a snapshot, and the history above it, is kept for a receiver that says nothing.
+pub const SNAPSHOT_KEEP: Duration = Duration::from_secs(600);
+/// How long a sender that sends nothing is waited for.
+pub const SNAPSHOT_STALL: Duration = Duration::from_secs(60);
+/// How long the sender of a snapshot that was cut has to come back before another one is asked.
+pub const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(5);

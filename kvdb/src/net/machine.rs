@@ -7,7 +7,8 @@ mod protocols;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use crdt::{Block, DatabaseId, Dot, ReplicaId, Signer, Source, Verifier, VersionVector};
+use crdt::snapshot::Chunk;
+use crdt::{Block, Cursor, DatabaseId, Dot, ReplicaId, Signer, SnapshotId, SnapshotWrite, Source, Verifier, VersionVector};
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId};
 use sha2::{Digest as _, Sha256};
@@ -17,8 +18,8 @@ use super::gossip::{self, GossipMachine, GossipOptions, Verdict};
 use super::handle::PeerStatus;
 use super::lanes::{Lanes, Load};
 use super::peers::{Book, peer_in};
-use super::sync::{self, ReadFrom, SessionId, SyncMachine};
-use super::wire::Frame;
+use super::sync::{self, OpenedView, ReadChunk, ReadFrom, SessionId, SyncMachine};
+use super::wire::{ChunkName, Frame};
 use crate::engine::port::{Delivery, LogChunk, News};
 
 /// A caller's number for a dial, which comes back with its outcome.
@@ -93,6 +94,12 @@ pub enum Input<R> {
     News(News),
     /// The answer to [`Output::ReadLog`]; `None` when the store could not read.
     LogRead(SessionId, Option<LogChunk>),
+    /// The answer to [`Output::OpenView`]; `None` when the store could not read.
+    ViewOpened(SnapshotId, Option<OpenedView>),
+    /// The answer to [`Output::ReadView`]; `None` when the store could not read.
+    ViewRead(SnapshotId, Cursor, Option<ReadChunk>),
+    /// The answer to [`Output::Stage`]: what was written; `None` when the engine refused.
+    Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
     /// The answer to [`Output::Deliver`], see [`super::lanes::outcome`].
     Delivered(SessionId, u64, Option<Delivery>),
     /// The answer to [`Output::DeliverGossip`]; `None` when the engine refused.
@@ -117,6 +124,8 @@ pub enum StreamEvent<R> {
     Frame(Frame),
     /// Verified blocks, with the room that they take until they are merged.
     Blocks(DatabaseId, Vec<Block>, R),
+    /// A verified chunk of a snapshot, with the room that it takes until it was looked at.
+    Chunk(DatabaseId, ChunkName, Chunk, R),
     /// Something that is no frame, or a block that is none.
     Garbage(String),
     /// A frame with blocks, of this size, was written.
@@ -165,6 +174,31 @@ pub enum Output<R> {
         max_bytes: usize,
         /// Blocks in this set are skipped.
         skip: VersionVector,
+    },
+    /// Open a view that stands still until [`Output::CloseView`], and answer with [`Input::ViewOpened`].
+    OpenView {
+        /// For the answer.
+        id: SnapshotId,
+        /// The database.
+        database: DatabaseId,
+    },
+    /// Read the chunk at a place and answer with [`Input::ViewRead`].
+    ReadView {
+        /// The view.
+        id: SnapshotId,
+        /// The place.
+        at: Cursor,
+    },
+    /// The view is not needed any more.
+    CloseView(SnapshotId),
+    /// Give a part of a snapshot to the engine and answer with [`Input::Staged`].
+    Stage {
+        /// The database.
+        database: DatabaseId,
+        /// For the answer.
+        id: SnapshotId,
+        /// The part.
+        write: SnapshotWrite,
     },
     /// Give blocks to the engine and answer with [`Input::Delivered`].
     Deliver(Load<R>),
@@ -271,7 +305,7 @@ impl<R> NetMachine<R> {
         }
         Self {
             me,
-            sync: SyncMachine::new(me),
+            sync: SyncMachine::new(me, gossip.boot),
             gossip: GossipMachine::new(me, gossip, signer, verifier, gossip_random),
             book,
             links: BTreeMap::new(),
@@ -328,6 +362,9 @@ impl<R> NetMachine<R> {
             }
             Input::News(news) => self.news(news),
             Input::LogRead(session, chunk) => self.sync(sync::Input::LogRead(session, chunk)),
+            Input::ViewOpened(id, opened) => self.sync(sync::Input::ViewOpened(id, opened)),
+            Input::ViewRead(id, at, chunk) => self.sync(sync::Input::ViewRead(id, at, chunk)),
+            Input::Staged(database, id, written) => self.sync(sync::Input::Staged(database, id, written)),
             Input::Delivered(session, bytes, delivery) => {
                 self.out.extend(self.lanes.done(session).map(Output::Deliver));
                 self.sync(sync::Input::Delivered(session, bytes, delivery));

@@ -2,10 +2,14 @@
 
 use std::future::Future;
 
-use crdt::{Block, DatabaseId, Dot, LogEntry, Source, Store, VersionVector, View};
+use crdt::limits::CHUNK_BYTES;
+use crdt::snapshot::{Piece, chunk_hash, read_piece, snapshot_head};
+use crdt::{
+    Block, Cursor, DatabaseId, Dot, LogEntry, ReplicaState, SnapshotId, SnapshotWrite, Source, Store, VersionVector, View,
+};
 use thiserror::Error;
 
-use super::sync::ReadFrom;
+use super::sync::{OpenedView, ReadChunk, ReadFrom};
 use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 
 /// The store could not read.
@@ -35,6 +39,21 @@ pub trait LogSource {
     fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, BackendError>;
 }
 
+/// A view of one replica that stands still, to send it as a snapshot. Both calls block the thread.
+pub trait StandingView: Send + Sync + 'static {
+    /// Head and version vector, under this id.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn opened(&self, id: SnapshotId) -> Result<OpenedView, BackendError>;
+
+    /// The chunk at a place.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn read(&self, at: &Cursor) -> Result<ReadChunk, BackendError>;
+}
+
 /// Engine and store, as replication sees them.
 pub trait Backend: LogSource + Clone + Send + Sync + 'static {
     /// Hands verified blocks of one database to the engine; resolves after they are committed or held.
@@ -44,6 +63,58 @@ pub trait Backend: LogSource + Clone + Send + Sync + 'static {
         blocks: Vec<Block>,
         source: Source,
     ) -> impl Future<Output = Result<Delivery, WriteError>> + Send;
+
+    /// Hands a verified part of a snapshot to the engine; resolves after it is committed.
+    fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// What [`Backend::view`] opens.
+    type View: StandingView;
+
+    /// Opens a view that stands still for as long as it lives. Blocks the thread.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn view(&self, database: &DatabaseId) -> Result<Self::View, BackendError>;
+}
+
+/// A copy of a store as a view that stands still: for tests and simulations.
+#[derive(Debug)]
+pub struct PlainView<S>(pub S, pub DatabaseId);
+
+impl<S: Store + Send + Sync + 'static> StandingView for PlainView<S> {
+    fn opened(&self, id: SnapshotId) -> Result<OpenedView, BackendError> {
+        let view = self.0.view(&self.1).map_err(|error| cannot_read(&error))?;
+        let state = view.state().map_err(|error| cannot_read(&error))?;
+        Ok(opened_view(id, &state))
+    }
+
+    fn read(&self, at: &Cursor) -> Result<ReadChunk, BackendError> {
+        let view = self.0.view(&self.1).map_err(|error| cannot_read(&error))?;
+        let state = view.state().map_err(|error| cannot_read(&error))?;
+        read_view(&view, &state, at, CHUNK_BYTES)
+    }
+}
+
+/// A replica's state as the start of a snapshot.
+#[must_use]
+pub fn opened_view(id: SnapshotId, state: &ReplicaState) -> OpenedView {
+    let vv = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
+    OpenedView { head: snapshot_head(id, state), vv }
+}
+
+impl From<Piece> for ReadChunk {
+    fn from(piece: Piece) -> Self {
+        Self { hash: chunk_hash(&piece.bytes), bytes: piece.bytes, next: piece.next }
+    }
+}
+
+/// The chunk at a place of a view, of about so many bytes, with its hash.
+///
+/// # Errors
+/// When the store cannot read.
+pub fn read_view<V: View>(view: &V, state: &ReplicaState, at: &Cursor, max_bytes: usize) -> Result<ReadChunk, BackendError> {
+    let piece = read_piece(view, state, at, max_bytes).map_err(|error| cannot_read(&error))?;
+    Ok(piece.into())
 }
 
 /// Any store, read in the plain way: for tests and simulations. RocksDB has a faster one.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use crdt::snapshot::Chunk;
 use crdt::{Block, Zip215};
 use futures::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use libp2p::PeerId;
@@ -14,7 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::limits::{FAREWELL, FRAME_TIMEOUT, HELLO_TIMEOUT, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_TIMEOUT};
-use super::wire::{Frame, WireError, frame_len, header};
+use super::wire::{Frame, SnapshotFrame, WireError, frame_len, header};
 
 /// Up to this many signatures are checked without leaving the task: less than a switch of threads is worth.
 const VERIFY_INLINE: usize = 4;
@@ -173,6 +174,16 @@ async fn read<R: AsyncRead + Unpin>(mut stream: R, peer: PeerId, epoch: u64, rep
     loop {
         let body = read_body(&mut stream, wait.take()).await?;
         let event = match Frame::decode(body)? {
+            Frame::Snapshot(database, SnapshotFrame::Chunk { name, hash, bytes }) => {
+                let permits = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+                let Ok(permit) = Arc::clone(&room).acquire_many_owned(permits).await else { return Ok(()) };
+                let verdict = tokio::task::spawn_blocking(move || Chunk::verify(&database, hash, bytes)).await;
+                match verdict {
+                    Ok(Ok(chunk)) => StreamEvent::Chunk(database, name, chunk, permit),
+                    Ok(Err(error)) => StreamEvent::Garbage(format!("a bad snapshot: {error}")),
+                    Err(error) => StreamEvent::Garbage(error.to_string()),
+                }
+            }
             Frame::Blocks { database, blocks } => {
                 let bytes: usize = blocks.iter().map(Bytes::len).sum();
                 let permits = u32::try_from(bytes.min(PEER_UNMERGED_BYTES)).unwrap_or(u32::MAX);

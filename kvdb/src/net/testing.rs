@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use crdt::snapshot::{JoinError, SnapshotJoin};
 use crdt::testing::MemoryStore;
 use crdt::{
     Block, Change, DatabaseId, DatabaseName, Dot, Durability, Ed25519Signer, Effect, Env, Input, Key, LocalOp, LocalWrite,
-    PendingLimits, Replica, Source, Step, Store, Token, View, WallTime,
+    PendingLimits, Replica, SnapshotWrite, Source, Staged, Step, Store, Token, View, WallTime,
 };
 use tokio::sync::mpsc;
 
-use super::port::{Backend, BackendError, LogSource, PlainLog};
-use crate::engine::port::{Delivery, LogChunk, News, Progress, WriteError};
+use super::port::{Backend, BackendError, LogSource, PlainLog, PlainView};
+use crate::engine::port::{Delivery, LogChunk, News, Progress, SnapshotOutcome, WriteError};
 
 pub(crate) fn database(name: &str) -> DatabaseId {
     DatabaseId::of(&DatabaseName::parse(name).unwrap(), 0)
@@ -24,6 +25,7 @@ pub(crate) struct ToyEngine {
     signer: Ed25519Signer,
     random: u64,
     limits: PendingLimits,
+    joins: BTreeMap<DatabaseId, SnapshotJoin>,
     /// Nothing is ever said to be on disk.
     pub(crate) lazy: bool,
 }
@@ -36,6 +38,7 @@ impl ToyEngine {
             signer: Ed25519Signer::from_seed([seed; 32]),
             random: u64::from(seed) << 32,
             limits: PendingLimits::default(),
+            joins: BTreeMap::new(),
             lazy: false,
         }
     }
@@ -52,9 +55,48 @@ impl ToyEngine {
         let vv: Vec<_> = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
         let replica = Replica::resume(id, state, self.limits);
         let floors = replica.floors().iter().collect();
-        let progress = Progress { durable: vv.clone(), vv, floors, ..progress(&replica) };
+        let staged = self.store.view(&id).unwrap().staged().unwrap();
+        let progress = Progress { durable: vv.clone(), vv, floors, staged, ..progress(&replica) };
         self.replicas.insert(id, replica);
         News::Opened(id, progress)
+    }
+
+    /// Stages a part of a snapshot.
+    pub(crate) fn stage(&mut self, id: DatabaseId, write: SnapshotWrite) {
+        self.joins.remove(&id);
+        let step = self.replicas.get_mut(&id).unwrap().stage(vec![write], Vec::new());
+        Step::commit_all(vec![step], &mut self.store, Durability::Buffered).unwrap();
+    }
+
+    /// A piece of the join of what is staged as a whole, as the engine does it; `None` when there is nothing to join.
+    pub(crate) fn join_piece(&mut self, id: DatabaseId) -> Option<Vec<News>> {
+        let staged = self.store.view(&id).unwrap().staged().unwrap().filter(Staged::is_complete)?;
+        let replica = self.replicas.get_mut(&id)?;
+        let (vv, revision) = (replica.vv(), replica.meta().revision);
+        let mut join = self.joins.remove(&id).unwrap_or_else(|| SnapshotJoin::new(id, staged.head, revision).unwrap());
+        let piece = match join.piece(&self.store.view(&id).unwrap(), &vv, revision) {
+            Ok(piece) => piece,
+            Err(JoinError::Stale) => return Some(Vec::new()),
+            Err(error) => {
+                self.stage(id, SnapshotWrite::Discard);
+                return Some(vec![News::Snapshot(id, SnapshotOutcome::Invalid { cause: error.to_string() })]);
+            }
+        };
+        let Some(joined) = piece.joined else {
+            let step = replica.stage(piece.writes, piece.requests);
+            Step::commit_all(vec![step], &mut self.store, Durability::Buffered).unwrap();
+            self.joins.insert(id, join);
+            return Some(Vec::new());
+        };
+        let step = replica.switch(joined, piece.writes);
+        let mut news = self.commit(id, step).1.into_iter().collect::<Vec<_>>();
+        let replica = self.replicas.get_mut(&id)?;
+        let mut turn = replica.begin();
+        replica.release(&self.store.view(&id).unwrap(), &mut turn).unwrap();
+        let step = replica.finish(turn);
+        news.extend(self.commit(id, step).1);
+        news.push(News::Snapshot(id, SnapshotOutcome::Joined));
+        Some(news)
     }
 
     pub(crate) fn replica(&self, id: &DatabaseId) -> &Replica {
@@ -72,6 +114,11 @@ impl ToyEngine {
         let block = sealed.unwrap();
         let News::Advanced(id, progress) = news.unwrap() else { panic!() };
         (block.clone(), News::Advanced(id, Progress { sealed: vec![block], ..progress }))
+    }
+
+    pub(crate) fn delete(&mut self, id: DatabaseId, key: &str) -> Option<News> {
+        let ops = vec![LocalOp::new(Key::parse(key).unwrap(), Change::Tombstone)];
+        self.turn(id, Input::Write(vec![LocalWrite { token: Token(0), request: None, ops }])).1
     }
 
     pub(crate) fn deliver(&mut self, id: DatabaseId, blocks: Vec<Block>, source: Source) -> (Delivery, Option<News>) {
@@ -105,6 +152,10 @@ impl ToyEngine {
         let mut turn = replica.begin();
         replica.handle(input, &mut env, &self.store.view(&id).unwrap(), &mut turn).unwrap();
         let step = replica.finish(turn);
+        self.commit(id, step)
+    }
+
+    fn commit(&mut self, id: DatabaseId, step: Step) -> (Vec<Effect>, Option<News>) {
         let committed = Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap().pop().unwrap();
         let (vv, floors) = (committed.vv, committed.floors);
         let news = (!vv.is_empty() || !floors.is_empty()).then(|| {
@@ -169,6 +220,22 @@ impl Backend for ToyBackend {
             self.news.try_send(news.into_iter().collect()).unwrap();
             delivery
         }))
+    }
+
+    async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
+        self.with(|engine| {
+            engine.stage(database, write);
+            while let Some(news) = engine.join_piece(database) {
+                self.news.try_send(news).unwrap();
+            }
+        });
+        Ok(())
+    }
+
+    type View = PlainView<MemoryStore>;
+
+    fn view(&self, database: &DatabaseId) -> Result<Self::View, BackendError> {
+        Ok(PlainView(self.with(|engine| engine.store.clone()), *database))
     }
 }
 

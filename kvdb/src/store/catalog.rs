@@ -61,6 +61,7 @@ const NEXT_NUMBER: u8 = 1;
 const DATABASE: u8 = 2;
 const REMAINDER: u8 = 3;
 const GENERATION: u8 = 4;
+const UNUSED_ROWS: u8 = 5;
 
 const FIRST_NUMBER: u32 = 1;
 
@@ -225,6 +226,62 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
     batch.put_cf(family, database_key(name), write_database(&record).bytes());
     inner.write_synced(batch)?;
     Ok(record)
+}
+
+/// Gives a row number that was never used before. It is noted as not in use until [`switch_rows`].
+pub(super) fn take_row_number(inner: &Inner) -> Result<u32, StoreError> {
+    let next = inner.get(Family::Catalog, &[NEXT_NUMBER], |bytes| {
+        let mut reader = Reader::record(bytes)?;
+        let next = reader.u32()?;
+        reader.end()?;
+        Ok(next)
+    })?;
+    let number = next.ok_or_else(|| Malformed("it is missing").at(Family::Catalog, &[NEXT_NUMBER]))?;
+    let after = number.checked_add(1).ok_or(StoreError::RowNumbersExhausted)?;
+    let mut batch = WriteBatch::default();
+    batch.put_cf(inner.family(Family::Catalog), [NEXT_NUMBER], Writer::default().version().u32(after).bytes());
+    note_unused(inner, &mut batch, number);
+    inner.write_synced(batch)?;
+    Ok(number)
+}
+
+/// Row numbers whose rows are to be removed.
+pub(super) fn unused_rows(inner: &Inner) -> impl Iterator<Item = Result<u32, StoreError>> {
+    inner.scan(Family::Catalog, vec![UNUSED_ROWS]..vec![UNUSED_ROWS + 1], |key, _| {
+        let mut key = Reader::key(key);
+        key.u8()?;
+        let number = key.u32()?;
+        key.end()?;
+        Ok(number)
+    })
+}
+
+/// The rows of this number are gone.
+pub(super) fn forget_row_number(inner: &Inner, batch: &mut WriteBatch, rows: u32) {
+    batch.delete_cf(inner.family(Family::Catalog), unused_key(rows));
+}
+
+/// The database with this number has its rows under another row number from now on; the old one is not in use any more.
+pub(super) fn switch_rows(inner: &Inner, batch: &mut WriteBatch, number: u32, rows: u32) -> Result<(), StoreError> {
+    for record in all(inner) {
+        let record = record?;
+        if record.number == number {
+            note_unused(inner, batch, record.row_number);
+            let record = DatabaseRecord { row_number: rows, ..record };
+            batch.put_cf(inner.family(Family::Catalog), database_key(&record.name), write_database(&record).bytes());
+            forget_row_number(inner, batch, rows);
+            return Ok(());
+        }
+    }
+    Err(Malformed("a database's record is missing").at(Family::Catalog, &[DATABASE]))
+}
+
+fn note_unused(inner: &Inner, batch: &mut WriteBatch, rows: u32) {
+    batch.put_cf(inner.family(Family::Catalog), unused_key(rows), Writer::default().version().bytes());
+}
+
+fn unused_key(rows: u32) -> Vec<u8> {
+    [&[UNUSED_ROWS][..], &rows.to_be_bytes()].concat()
 }
 
 #[cfg(test)]

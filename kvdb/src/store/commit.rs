@@ -1,6 +1,6 @@
 //! Turns write sets into one batch.
 
-use crdt::{HeadsChange, WriteSet};
+use crdt::{HeadsChange, RowWrite, WriteSet};
 use rocksdb::{ColumnFamily, WriteBatch};
 
 use super::catalog::Numbers;
@@ -8,33 +8,31 @@ use super::layout::{self, Family, Writer};
 use super::rocks::Inner;
 
 /// Buffers for keys and records, used for every record of a commit.
-struct Assembly<'a> {
-    inner: &'a Inner,
-    batch: WriteBatch,
-    key: Writer,
-    record: Writer,
+pub(super) struct Assembly<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) batch: WriteBatch,
+    pub(super) key: Writer,
+    pub(super) record: Writer,
 }
 
-/// The batch that writes the sets, each with the numbers of its database.
-pub(super) fn batch<'s>(inner: &Inner, sets: impl Iterator<Item = (&'s WriteSet, Numbers)>) -> WriteBatch {
-    let mut assembly = Assembly {
-        inner,
-        batch: WriteBatch::default(),
-        key: Writer::with_capacity(1 << 7),
-        record: Writer::with_capacity(1 << 10),
-    };
-    for (set, numbers) in sets {
-        assembly.rows(set, numbers.rows);
-        assembly.blocks(set, numbers.number);
-        assembly.state(set, numbers.number);
-        assembly.requests(set, numbers.number);
-        assembly.truncation(set, numbers.number);
+impl<'a> Assembly<'a> {
+    pub(super) fn new(inner: &'a Inner) -> Self {
+        let (key, record) = (Writer::with_capacity(1 << 7), Writer::with_capacity(1 << 10));
+        Self { inner, batch: WriteBatch::default(), key, record }
     }
-    assembly.batch
+
+    /// Adds what a set writes under the numbers of its database, but for the steps of a snapshot.
+    pub(super) fn set(&mut self, set: &WriteSet, numbers: Numbers) {
+        self.rows(&set.rows, numbers.rows);
+        self.blocks(set, numbers.number);
+        self.state(set, numbers.number);
+        self.requests(set, numbers.number);
+        self.truncation(set, numbers.number);
+    }
 }
 
 impl Assembly<'_> {
-    fn put(&mut self, family: &ColumnFamily) {
+    pub(super) fn put(&mut self, family: &ColumnFamily) {
         self.batch.put_cf(family, self.key.bytes(), self.record.bytes());
     }
 
@@ -42,9 +40,9 @@ impl Assembly<'_> {
         self.batch.delete_cf(family, self.key.bytes());
     }
 
-    fn rows(&mut self, set: &WriteSet, number: u32) {
+    pub(super) fn rows(&mut self, writes: &[RowWrite], number: u32) {
         let (rows, values) = (self.inner.family(Family::Rows), self.inner.family(Family::Values));
-        for write in &set.rows {
+        for write in writes {
             self.key.row_key(number, &write.key);
             if write.row.is_empty() {
                 self.delete(rows);

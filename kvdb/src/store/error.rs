@@ -101,6 +101,12 @@ pub enum StoreError {
         /// The failure.
         cause: String,
     },
+    /// Rows were to be joined that nobody has begun to build.
+    #[error("no rows are being built")]
+    NothingBuilt,
+    /// All numbers for rows have been used.
+    #[error("no number is left for rows: {limit} have been used", limit = u32::MAX)]
+    RowNumbersExhausted,
     /// All numbers for databases have been used.
     #[error("no number is left for database {0}: {limit} have been used", limit = u32::MAX)]
     NumbersExhausted(DatabaseName),

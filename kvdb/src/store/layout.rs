@@ -35,11 +35,14 @@ pub enum Family {
     Log,
     /// Number ‖ request id → dot, ops, stamp.
     Requests,
+    /// Number ‖ tag → a snapshot being received: its head, its chunks.
+    Staging,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 7] = [Self::Catalog, Self::Rows, Self::Values, Self::Blocks, Self::State, Self::Log, Self::Requests];
+    pub const ALL: [Self; 8] =
+        [Self::Catalog, Self::Rows, Self::Values, Self::Blocks, Self::State, Self::Log, Self::Requests, Self::Staging];
 
     /// Its name in RocksDB.
     #[must_use]
@@ -52,6 +55,7 @@ impl Family {
             Self::State => "state",
             Self::Log => "log",
             Self::Requests => "requests",
+            Self::Staging => "staging",
         }
     }
 }
@@ -457,6 +461,62 @@ pub(super) fn read_request(record: &[u8]) -> Result<RequestRecord, Malformed> {
         ops.push(reader.u32()?);
     }
     Ok(RequestRecord { dot, ops, stamp })
+}
+
+/// The id of a request's record.
+pub(super) fn read_request_key(bytes: &[u8]) -> Result<RequestId, Malformed> {
+    let mut key = Reader::key(bytes);
+    key.u32()?;
+    let request = RequestId(key.array()?);
+    key.end()?;
+    Ok(request)
+}
+
+// Staging.
+
+const STAGING_HEAD: u8 = 0;
+const STAGING_CHUNK: u8 = 1;
+
+impl Writer {
+    pub(super) fn staging_head_key(&mut self, number: u32) -> &mut Self {
+        self.start(number).put(&[STAGING_HEAD])
+    }
+
+    pub(super) fn staging_head(&mut self, head: &[u8]) -> &mut Self {
+        self.version().put(head)
+    }
+
+    pub(super) fn staging_chunk_key(&mut self, number: u32, index: u64) -> &mut Self {
+        self.start(number).put(&[STAGING_CHUNK]).u64(index)
+    }
+
+    pub(super) fn staging_chunk(&mut self, next: &[u8], bytes: &[u8]) -> &mut Self {
+        // A place has a key of at most 1,024 bytes in it.
+        let len = u16::try_from(next.len()).unwrap_or(u16::MAX);
+        self.version().put(&len.to_be_bytes()).put(next).put(bytes)
+    }
+}
+
+pub(super) fn read_staging_head(record: &[u8]) -> Result<Bytes, Malformed> {
+    Reader::record(record).map(|reader| Bytes::copy_from_slice(reader.rest()))
+}
+
+/// The number of a chunk.
+pub(super) fn read_staging_chunk_key(bytes: &[u8]) -> Result<u64, Malformed> {
+    let mut key = Reader::key(bytes);
+    key.u32()?;
+    key.u8()?;
+    let index = key.u64()?;
+    key.end()?;
+    Ok(index)
+}
+
+/// The place after a chunk, and its bytes.
+pub(super) fn read_staging_chunk(record: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let mut reader = Reader::record(record)?;
+    let len = u16::from_be_bytes(reader.array()?);
+    let next = reader.slice(usize::from(len))?;
+    Ok((next, reader.rest()))
 }
 
 #[cfg(test)]

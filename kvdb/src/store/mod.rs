@@ -7,11 +7,13 @@ mod catalog;
 mod commit;
 mod directory;
 mod error;
+mod export;
 mod layout;
 mod options;
 mod reclaim;
 mod removal;
 mod rocks;
+mod staging;
 mod view;
 mod wal;
 
@@ -26,6 +28,7 @@ use rocksdb::{DBRecoveryMode, ErrorKind, Range, WriteOptions};
 pub use catalog::{DatabaseRecord, DatabaseState, StoreId};
 pub use directory::STORE_FORMAT;
 pub use error::{RecordKey, StoreError, StoreOpenError};
+pub use export::{StandingError, StandingRocks};
 pub use layout::Family;
 pub use options::{LossPolicy, StoreOptions};
 pub use reclaim::{DiskUse, Reclaim};
@@ -33,9 +36,11 @@ pub use view::RocksView;
 
 use crate::engine::port::LogChunk;
 use catalog::Numbers;
+use commit::Assembly;
 use directory::{Directory, Stage};
 use options::{Files, Logs};
 use rocks::{Inner, Rocks};
+use staging::Switches;
 use wal::LogCondition;
 
 /// Databases on disk. Cloning is cheap; the files are closed with the last clone.
@@ -48,7 +53,8 @@ pub struct RocksStore(Arc<Shared>);
 struct Shared {
     // Dropped in this order: RocksDB is closed before the lock is given up.
     inner: Inner,
-    numbers: RwLock<BTreeMap<DatabaseId, Numbers>>,
+    /// Whoever reads rows holds the numbers, so that no row number is emptied that somebody reads.
+    numbers: RwLock<BTreeMap<DatabaseId, Arc<Numbers>>>,
     /// Held while a database is created, so that no number is given twice.
     creating: Mutex<()>,
     /// Held while files are rewritten.
@@ -99,11 +105,12 @@ impl RocksStore {
                 id
             }
         };
+        staging::clean(&inner, path).map_err(damaged)?;
         if stage == Stage::Creating {
             directory.set_stage(Stage::Ready)?;
         }
         let numbers = catalog::all(&inner)
-            .map(|record| record.map(|record| (record.id, record.numbers())))
+            .map(|record| record.map(|record| (record.id, Arc::new(record.numbers()))))
             .collect::<Result<_, _>>()
             .map_err(damaged)?;
         let shared = Shared {
@@ -152,7 +159,7 @@ impl RocksStore {
             return Ok(record);
         }
         let record = catalog::create(&self.0.inner, name, self.0.id)?;
-        self.0.numbers.write().unwrap_or_else(PoisonError::into_inner).insert(record.id, record.numbers());
+        self.0.numbers.write().unwrap_or_else(PoisonError::into_inner).insert(record.id, Arc::new(record.numbers()));
         Ok(record)
     }
 
@@ -169,7 +176,10 @@ impl RocksStore {
     /// # Errors
     /// When the database is not in this store.
     pub fn snapshot(&self, database: &DatabaseId) -> Result<RocksView<'_>, StoreError> {
-        Ok(RocksView::pinned(&self.0.inner, self.numbers(database)?))
+        // Under the lock, so that no switch of rows comes between numbers and snapshot.
+        let numbers = self.0.numbers.read().unwrap_or_else(PoisonError::into_inner);
+        let of = numbers.get(database).ok_or(StoreError::UnknownDatabase(*database))?;
+        Ok(RocksView::pinned(&self.0.inner, Arc::clone(of)))
     }
 
     /// Blocks in the order of their merging from a revision on, without those that `skip` names: up to `max_bytes`, but
@@ -219,9 +229,9 @@ impl RocksStore {
         Ok(StoreStats { rows: size(Family::Rows), blocks: size(Family::Blocks), other })
     }
 
-    fn numbers(&self, database: &DatabaseId) -> Result<Numbers, StoreError> {
+    fn numbers(&self, database: &DatabaseId) -> Result<Arc<Numbers>, StoreError> {
         let numbers = self.0.numbers.read().unwrap_or_else(PoisonError::into_inner);
-        numbers.get(database).copied().ok_or(StoreError::UnknownDatabase(*database))
+        numbers.get(database).cloned().ok_or(StoreError::UnknownDatabase(*database))
     }
 }
 
@@ -241,11 +251,35 @@ impl Store for RocksStore {
                 Durability::Sync => self.0.inner.sync(),
             };
         }
+        // No number is given twice.
+        let building = writes.iter().any(|set| !set.snapshot.is_empty());
+        let _creating = building.then(|| self.0.creating.lock().unwrap_or_else(PoisonError::into_inner));
         let numbers = writes.iter().map(|set| self.numbers(&set.database)).collect::<Result<Vec<_>, _>>()?;
-        let batch = commit::batch(&self.0.inner, writes.iter().zip(numbers));
+        let inner = &self.0.inner;
+        let mut assembly = Assembly::new(inner);
+        let mut switches = Switches::default();
+        for (set, numbers) in writes.iter().zip(&numbers) {
+            if !set.snapshot.is_empty() {
+                inner.workshop().run((**numbers, self.path()), &set.snapshot, &mut assembly, &mut switches)?;
+            }
+            assembly.set(set, **numbers);
+        }
         let mut options = WriteOptions::default();
         options.set_sync(durability == Durability::Sync);
-        self.0.inner.write(batch, &options)
+        if switches.is_empty() {
+            inner.write(assembly.batch, &options)?;
+        } else {
+            // Whoever begins to read sees all of the old state or all of the new one.
+            let mut current = self.0.numbers.write().unwrap_or_else(PoisonError::into_inner);
+            inner.write(assembly.batch, &options)?;
+            for (set, old) in writes.iter().zip(numbers) {
+                if let Some(new) = switches.of(old.number) {
+                    current.insert(set.database, Arc::new(new));
+                    inner.workshop().switched(old);
+                }
+            }
+        }
+        inner.workshop().collect(inner)
     }
 }
 

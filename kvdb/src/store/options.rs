@@ -1,5 +1,6 @@
 //! How a store is opened.
 
+use std::sync::OnceLock;
 use std::thread;
 
 use rocksdb::{BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType, Options};
@@ -50,6 +51,19 @@ pub(super) enum Files {
 pub(super) enum Logs {
     Tracked,
     AsTheyAre,
+}
+
+/// How files of rows are written that RocksDB takes in whole: as those of its own.
+pub(super) fn row_files() -> &'static Options {
+    static OPTIONS: OnceLock<Options> = OnceLock::new();
+    OPTIONS.get_or_init(|| {
+        let mut table = BlockBasedOptions::default();
+        table.set_bloom_filter(10.0, false);
+        let mut options = Options::default();
+        options.set_block_based_table_factory(&table);
+        options.set_compression_type(DBCompressionType::Lz4);
+        options
+    })
 }
 
 impl StoreOptions {

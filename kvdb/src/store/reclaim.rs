@@ -46,13 +46,13 @@ impl RocksStore {
         // One at a time: they share the disk, and an option.
         let _one = self.0.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
         for family in [Family::Blocks, Family::Log] {
-            self.rewrite(family, numbers);
+            self.rewrite(family, *numbers);
         }
         if what == Reclaim::Everything {
-            self.rewrite(Family::Rows, numbers);
+            self.rewrite(Family::Rows, *numbers);
             let (rocks, values) = (self.0.inner.rocks(), self.0.inner.family(Family::Values));
             rocks.set_options_cf(values, &[BLOB_GC_ALL])?;
-            self.rewrite(Family::Values, numbers);
+            self.rewrite(Family::Values, *numbers);
             rocks.set_options_cf(values, &[BLOB_GC_CUTOFF])?;
             // The write-ahead log goes once all that is in it is in files. An old one stays while the newest is empty, so
             // something is written first.

@@ -13,7 +13,8 @@ use super::{DatabaseRecord, RocksStore};
 use crate::limits::{DROP_PIECE_RECORDS, MAX_DROPPED_GENERATIONS};
 
 /// The families that hold a database's records, rows and values under its row number.
-const FAMILIES: [Family; 6] = [Family::Rows, Family::Values, Family::Blocks, Family::State, Family::Log, Family::Requests];
+const FAMILIES: [Family; 7] =
+    [Family::Rows, Family::Values, Family::Blocks, Family::State, Family::Log, Family::Requests, Family::Staging];
 
 impl RocksStore {
     /// The database of this name, if it is there.

@@ -10,6 +10,7 @@ use rocksdb::{
 
 use super::error::StoreError;
 use super::layout::{Family, Malformed};
+use super::staging::Workshop;
 
 /// All column families are opened at the start, so handles need no lock.
 pub(super) type Rocks = DBWithThreadMode<SingleThreaded>;
@@ -21,11 +22,17 @@ pub(super) struct Inner {
     rocks: Rocks,
     read: ReadOptions,
     poison: OnceLock<String>,
+    workshop: Workshop,
 }
 
 impl Inner {
     pub(super) fn new(rocks: Rocks) -> Self {
-        Self { rocks, read: ReadOptions::default(), poison: OnceLock::new() }
+        Self { rocks, read: ReadOptions::default(), poison: OnceLock::new(), workshop: Workshop::default() }
+    }
+
+    /// Rows that are being built.
+    pub(super) fn workshop(&self) -> &Workshop {
+        &self.workshop
     }
 
     pub(super) fn rocks(&self) -> &Rocks {

@@ -1,9 +1,11 @@
 //! Reads of one database.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use crdt::{
     Author, BlockHash, Dot, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId,
-    RequestRecord, Row, StoredBlock, View,
+    RequestRecord, Row, Staged, StoredBlock, View,
 };
 
 use super::catalog::Numbers;
@@ -18,16 +20,16 @@ const KEY_CAPACITY: usize = 128;
 /// Reads of one database: either live, where each read sees the commits made before it, or all from one snapshot.
 pub struct RocksView<'a> {
     inner: &'a Inner,
-    numbers: Numbers,
+    numbers: Arc<Numbers>,
     snapshot: Option<Snapshot<'a>>,
 }
 
 impl<'a> RocksView<'a> {
-    pub(super) fn live(inner: &'a Inner, numbers: Numbers) -> Self {
+    pub(super) fn live(inner: &'a Inner, numbers: Arc<Numbers>) -> Self {
         Self { inner, numbers, snapshot: None }
     }
 
-    pub(super) fn pinned(inner: &'a Inner, numbers: Numbers) -> Self {
+    pub(super) fn pinned(inner: &'a Inner, numbers: Arc<Numbers>) -> Self {
         Self { inner, numbers, snapshot: Some(inner.rocks().snapshot()) }
     }
 
@@ -212,6 +214,49 @@ impl View for RocksView<'_> {
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, StoreError> {
         let key = |key: &mut Writer| _ = key.request_key(self.numbers.number, request);
         self.get(Family::Requests, key, layout::read_request)
+    }
+
+    fn requests(&self, after: Option<RequestId>) -> impl Iterator<Item = Result<(RequestId, RequestRecord), StoreError>> {
+        let mut range = layout::number_range(self.numbers.number);
+        if let Some(after) = after {
+            range.start.extend_from_slice(&after.0);
+            range.start.push(0);
+        }
+        self.inner.scan_at(self.snapshot.as_ref(), Family::Requests, range, Order::Ascending, |key, record| {
+            Ok((layout::read_request_key(key)?, layout::read_request(record)?))
+        })
+    }
+
+    fn staged(&self) -> Result<Option<Staged>, StoreError> {
+        let number = self.numbers.number;
+        let head = self.get(Family::Staging, |key| _ = key.staging_head_key(number), layout::read_staging_head)?;
+        let Some(head) = head else { return Ok(None) };
+        let mut first = Writer::default();
+        let range = first.staging_chunk_key(number, 0).bytes().to_vec()..layout::number_range(number).end;
+        let decode = |key: &[u8], record: &[u8]| {
+            let next = Bytes::copy_from_slice(layout::read_staging_chunk(record)?.0);
+            Ok((layout::read_staging_chunk_key(key)?, next))
+        };
+        let mut last = self.inner.scan_at(self.snapshot.as_ref(), Family::Staging, range, Order::Descending, decode);
+        Ok(Some(match last.next().transpose()? {
+            Some((index, next)) => Staged { head, chunks: index + 1, next: Some(next) },
+            None => Staged { head, chunks: 0, next: None },
+        }))
+    }
+
+    fn staged_chunk(&self, index: u64) -> Result<Option<(Bytes, Bytes)>, StoreError> {
+        let key = |key: &mut Writer| _ = key.staging_chunk_key(self.numbers.number, index);
+        self.get(Family::Staging, key, |record| {
+            let (next, bytes) = layout::read_staging_chunk(record)?;
+            Ok((Bytes::copy_from_slice(next), Bytes::copy_from_slice(bytes)))
+        })
+    }
+
+    fn built(&self, key: &Key) -> Result<Row, StoreError> {
+        let rows = self.inner.workshop().sealed(self.numbers.number).ok_or(StoreError::NothingBuilt)?;
+        let row =
+            self.get(Family::Rows, |buffer| _ = buffer.row_key(rows, key), |bytes| layout::read_row(bytes, Projection::Rows))?;
+        Ok(row.unwrap_or_default())
     }
 }
 

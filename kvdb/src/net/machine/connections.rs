@@ -116,6 +116,10 @@ impl<R> NetMachine<R> {
         }
         match event {
             StreamEvent::Frame(frame) => self.sync(sync::Input::Frame(peer, frame)),
+            StreamEvent::Chunk(database, name, chunk, room) => {
+                self.sync(sync::Input::Chunk(peer, database, name, chunk));
+                drop(room);
+            }
             StreamEvent::Blocks(database, blocks, room) => {
                 self.room = Some(room);
                 self.sync(sync::Input::Blocks(peer, database, blocks));

@@ -7,6 +7,7 @@ use crate::net::sync::{DisconnectReason, Report};
 impl<R> NetMachine<R> {
     pub(super) fn news(&mut self, news: News) {
         let (database, input) = match &news {
+            News::Snapshot(..) => return self.sync(sync::Input::News(news)),
             News::Opened(database, _) => {
                 self.topics.insert(gossip::topic(database), *database);
                 (*database, gossip::Input::Opened(*database))
@@ -53,6 +54,10 @@ impl<R> NetMachine<R> {
                 let load = Load { session, database, source: source(&peer), blocks, bytes, room };
                 self.out.extend(self.lanes.push(load).map(Output::Deliver));
             }
+            sync::Output::OpenView { id, database } => self.out.push(Output::OpenView { id, database }),
+            sync::Output::ReadView { id, at } => self.out.push(Output::ReadView { id, at }),
+            sync::Output::CloseView(id) => self.out.push(Output::CloseView(id)),
+            sync::Output::Stage { database, id, write } => self.out.push(Output::Stage { database, id, write }),
             sync::Output::Disconnect(peer, reason) => self.cut_off(peer, &reason),
             sync::Output::Report(report) => self.report(report),
         }
@@ -91,6 +96,10 @@ impl<R> NetMachine<R> {
             Report::BelowFloor(peer, database) => {
                 self.count("sync_below_floor");
                 tracing::warn!(%peer, %database, "blocks are lacking here that the peer does not keep any more");
+            }
+            Report::SnapshotBegun(peer, database) => {
+                self.count("sync_snapshots_asked_for");
+                tracing::info!(%peer, %database, "asking for a snapshot");
             }
             Report::Dropped(peer, database) => {
                 self.count("sync_dropped");

@@ -48,13 +48,12 @@ impl SyncMachine {
         let ours = local.summary();
         match kind {
             HaveKind::Question => {
-                let (since, count) = session.questions;
-                session.questions = if self.now < since + Moment::from_secs(1) { (since, count + 1) } else { (self.now, 1) };
-                if session.questions.1 > MAX_QUESTIONS_PER_SECOND {
-                    self.misbehaved(peer, Misbehaviour::Questions);
+                if !self.count_question(id) {
                     return;
                 }
-                session.list_sent = false;
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.list_sent = false;
+                }
                 self.send(peer, Frame::Have { database, kind: HaveKind::Answer, summary: ours });
             }
             HaveKind::Answer if session.asked == 0 => {
@@ -64,6 +63,18 @@ impl SyncMachine {
             HaveKind::Answer => session.asked -= 1,
         }
         self.compared(id, &ours, theirs);
+    }
+
+    /// The peer wants something that may cost much: not too often.
+    pub(super) fn count_question(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let (since, count) = session.questions;
+        session.questions = if self.now < since + Moment::from_secs(1) { (since, count + 1) } else { (self.now, 1) };
+        let (peer, few) = (session.peer, session.questions.1 <= MAX_QUESTIONS_PER_SECOND);
+        if !few {
+            self.misbehaved(peer, Misbehaviour::Questions);
+        }
+        few
     }
 
     fn compared(&mut self, id: SessionId, ours: &Summary, theirs: &Summary) {
@@ -145,6 +156,9 @@ impl SyncMachine {
         // The peer asked with a replica that equalled ours then and differs from it now: it needs our list as well.
         self.send_list(id);
         self.make_ready(id);
+        if self.sessions.get(&id).is_some_and(|session| session.below) {
+            self.below_floor(id);
+        }
     }
 
     /// The peer has taken everything that it lacked: compare again, so that equality is known and no hole stays.

@@ -12,6 +12,7 @@ mod feed;
 mod holders;
 mod peer;
 mod session;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use crdt::mutation::{Mutation, active};
-use crdt::{Block, DatabaseId, Dot, ReplicaId, VersionVector};
+use crdt::snapshot::Chunk;
+use crdt::{Block, Cursor, DatabaseId, Dot, ReplicaId, SnapshotId, SnapshotWrite, VersionVector};
 use libp2p::PeerId;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
@@ -27,11 +29,13 @@ use thiserror::Error;
 use super::Moment;
 use super::limits::{MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BYTES};
 use super::local::{Local, Locals};
-use super::wire::{ErrorCode, Frame, PROTOCOL_VERSION};
+use super::wire::{ChunkName, ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};
 use holders::Gone;
 use peer::Peer;
 use session::Session;
+use snapshot::Snapshots;
+pub use snapshot::{OpenedView, ReadChunk};
 
 /// One session: a database with a peer, from the moment that both have it open. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +62,14 @@ pub enum Input {
     Delivered(SessionId, u64, Option<Delivery>),
     /// Bytes of frames to this peer have been written to its stream.
     Written(PeerId, usize),
+    /// The answer to [`Output::OpenView`]; `None` when the store could not read.
+    ViewOpened(SnapshotId, Option<OpenedView>),
+    /// The answer to [`Output::ReadView`]; `None` when the store could not read.
+    ViewRead(SnapshotId, Cursor, Option<ReadChunk>),
+    /// A chunk of a snapshot, verified.
+    Chunk(PeerId, DatabaseId, ChunkName, Chunk),
+    /// The answer to [`Output::Stage`]: what was written; `None` when the engine refused.
+    Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
     /// Something not covered was seen; the hash of the version vector that was announced, if one was.
     StartSync(DatabaseId, PeerId, Option<[u8; 32]>),
     /// A wake-up time has come.
@@ -103,6 +115,31 @@ pub enum Output {
         blocks: Vec<Block>,
         /// Their bytes.
         bytes: u64,
+    },
+    /// Open a view of a database that stands still until `CloseView`, and answer with `ViewOpened`.
+    OpenView {
+        /// For the answer.
+        id: SnapshotId,
+        /// The database.
+        database: DatabaseId,
+    },
+    /// Read the chunk at a place and answer with `ViewRead`.
+    ReadView {
+        /// The view.
+        id: SnapshotId,
+        /// The place.
+        at: Cursor,
+    },
+    /// The view is not needed any more.
+    CloseView(SnapshotId),
+    /// Give a part of a snapshot to the engine and answer with `Staged`. One at a time for each database.
+    Stage {
+        /// The database.
+        database: DatabaseId,
+        /// For the answer.
+        id: SnapshotId,
+        /// The part.
+        write: SnapshotWrite,
     },
     /// End the stream, after what was sent before has been written.
     Disconnect(PeerId, DisconnectReason),
@@ -177,6 +214,9 @@ pub enum Misbehaviour {
     /// An answer to nothing.
     #[error("an answer without a question")]
     Unasked,
+    /// A snapshot that is none, or not the one that was asked for.
+    #[error("a bad snapshot: {0}")]
+    Snapshot(String),
     /// Not a frame, or not a block.
     #[error("{0}")]
     Garbage(String),
@@ -195,6 +235,8 @@ pub enum Report {
     NeedsSnapshot(PeerId, DatabaseId),
     /// Blocks are lacking here that the peer does not keep any more: a snapshot, or another peer, must bring them.
     BelowFloor(PeerId, DatabaseId),
+    /// A snapshot is asked for.
+    SnapshotBegun(PeerId, DatabaseId),
     /// The peer says that the database was dropped.
     Dropped(PeerId, DatabaseId),
 }
@@ -232,14 +274,15 @@ pub struct SyncMachine {
     /// Log reads under way, also for sessions that have ended since: one for each database with a peer, however often
     /// that one closes and opens it.
     reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
+    snapshots: Snapshots,
     now: Moment,
     out: Vec<Output>,
 }
 
 impl SyncMachine {
-    /// A machine without databases and peers.
+    /// A machine without databases and peers. The boot id is drawn at each start, below 2^63.
     #[must_use]
-    pub fn new(me: PeerId) -> Self {
+    pub fn new(me: PeerId, boot: u64) -> Self {
         Self {
             me,
             locals: Locals::new(),
@@ -251,6 +294,7 @@ impl SyncMachine {
             gone: Gone::default(),
             dropped: BTreeSet::new(),
             reads: BTreeMap::new(),
+            snapshots: Snapshots::new(boot),
             now: Moment::ZERO,
             out: Vec::new(),
         }
@@ -269,8 +313,15 @@ impl SyncMachine {
             Input::LogRead(session, chunk) => self.log_read(session, chunk),
             Input::Delivered(session, bytes, delivery) => self.delivered(session, bytes, delivery),
             Input::Written(peer, bytes) => self.written(peer, bytes),
+            Input::ViewOpened(id, opened) => self.view_opened(id, opened),
+            Input::ViewRead(id, at, chunk) => self.view_read(id, &at, chunk),
+            Input::Chunk(peer, database, name, chunk) => self.chunk(peer, database, name, &chunk),
+            Input::Staged(database, id, written) => self.staged(database, id, written),
             Input::StartSync(database, peer, announced) => self.start_sync(database, peer, announced),
-            Input::Tick => self.tick(),
+            Input::Tick => {
+                self.tick();
+                self.snapshot_tick();
+            }
         }
         std::mem::take(&mut self.out)
     }
@@ -278,7 +329,7 @@ impl SyncMachine {
     /// When `Tick` is wanted.
     #[must_use]
     pub fn wake(&self) -> Option<Moment> {
-        self.timers.first().map(|(at, _)| *at)
+        self.timers.first().map(|(at, _)| *at).into_iter().chain(self.snapshots.wake()).min()
     }
 
     /// The open databases.
@@ -313,12 +364,14 @@ impl SyncMachine {
         match news {
             News::Opened(database, progress) => self.opened(*database, progress),
             News::Advanced(database, progress) => self.advanced(*database, progress),
+            News::Snapshot(database, outcome) => self.snapshot_outcome(*database, outcome),
             News::Closed(database) => self.closed(*database),
         }
     }
 
     fn opened(&mut self, database: DatabaseId, progress: &Progress) {
         self.locals.insert(database, Local::opened(progress));
+        self.staged_at_opening(database, progress.staged.as_ref());
         let peers: Vec<PeerId> = self.peers.iter().filter(|(_, peer)| peer.hello.is_some()).map(|(id, _)| *id).collect();
         for peer in peers {
             self.offer(peer, database);
@@ -354,6 +407,7 @@ impl SyncMachine {
             }
             self.end_session(id, database);
         }
+        self.snapshot_closed(database);
     }
 
     fn send(&mut self, peer: PeerId, frame: Frame) {

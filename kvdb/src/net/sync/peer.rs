@@ -86,6 +86,7 @@ impl SyncMachine {
                     self.acked(id, consumed, &durable);
                 }
             }
+            (Frame::Snapshot(database, frame), true) => self.snapshot_frame(from, database, frame),
             // The driver hands these in as `Input::Blocks`.
             (Frame::Blocks { .. }, true) => debug_assert!(false, "unverified blocks"),
         }
@@ -194,6 +195,7 @@ impl SyncMachine {
         let Some(peer) = self.peers.get_mut(&with) else { return };
         peer.ready.remove(&database);
         let Some(id) = peer.sessions.remove(&database) else { return };
+        self.snapshot_session_ended(id, with, database);
         if let Some(session) = self.sessions.remove(&id) {
             if let Some(timer) = session.timer {
                 self.timers.remove(&(timer, id));

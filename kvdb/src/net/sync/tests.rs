@@ -1,16 +1,19 @@
 mod floors;
 mod hostile;
+mod snapshots;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crdt::{PendingLimits, Source};
+use crdt::testing::MemoryStore;
+use crdt::{PendingLimits, Source, Store as _, View as _};
 use quickcheck::quickcheck;
 
 use super::*;
 use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
+use crate::net::port::{PlainView, StandingView as _, read_view};
 use crate::net::testing::{ToyEngine, database};
-use crate::net::wire::{HaveEntry, Hello, Summary};
+use crate::net::wire::{HaveEntry, Hello, SnapshotFrame, Summary};
 
 fn peer(n: u8) -> PeerId {
     let mut seed = [n; 32];
@@ -25,12 +28,19 @@ enum Job {
     Read(SessionId, DatabaseId, ReadFrom, usize, VersionVector),
     /// Read, but not handed in yet: the log may have grown meanwhile.
     HaveRead(SessionId, LogChunk),
+    OpenView(SnapshotId, DatabaseId),
+    ReadView(SnapshotId, Cursor),
+    Stage(DatabaseId, SnapshotId, SnapshotWrite),
+    Join(DatabaseId),
 }
 
 struct Node {
     id: PeerId,
     engine: ToyEngine,
     machine: SyncMachine,
+    views: BTreeMap<SnapshotId, PlainView<MemoryStore>>,
+    boots: u64,
+    begun: usize,
     /// From the network, in order per sender.
     links: BTreeMap<PeerId, VecDeque<Frame>>,
     jobs: Vec<Job>,
@@ -47,6 +57,9 @@ struct World {
     nodes: Vec<Node>,
     now: Moment,
     random: u64,
+    chunk_bytes: usize,
+    /// Whether views can be opened.
+    snapshots: bool,
 }
 
 impl World {
@@ -54,7 +67,10 @@ impl World {
         let nodes = engines.into_iter().zip(1..).map(|(engine, n)| Node {
             id: peer(n),
             engine,
-            machine: SyncMachine::new(peer(n)),
+            machine: SyncMachine::new(peer(n), u64::from(n)),
+            views: BTreeMap::new(),
+            boots: 0,
+            begun: 0,
             links: BTreeMap::new(),
             jobs: Vec::new(),
             reports: Vec::new(),
@@ -63,7 +79,7 @@ impl World {
             most_queued: 0,
             order: Vec::new(),
         });
-        Self { nodes: nodes.collect(), now: Duration::ZERO, random: seed }
+        Self { nodes: nodes.collect(), now: Duration::ZERO, random: seed, chunk_bytes: 300, snapshots: true }
     }
 
     fn of(n: u8) -> Self {
@@ -92,6 +108,8 @@ impl World {
                         Frame::Blocks { .. } => "blocks",
                         Frame::Have { .. } => "have",
                         Frame::HaveList { .. } => "list",
+                        Frame::Snapshot(_, SnapshotFrame::Chunk { .. }) => "chunks",
+                        Frame::Snapshot(_, SnapshotFrame::Head { .. }) => "heads",
                         _ => "other",
                     };
                     *self.nodes[n].sent.entry(kind).or_default() += 1;
@@ -114,7 +132,12 @@ impl World {
                     *self.nodes[n].sent.entry("read").or_default() += 1;
                     self.nodes[n].jobs.push(Job::Read(session, database, from, max_bytes, skip));
                 }
+                Output::OpenView { id, database } => self.nodes[n].jobs.push(Job::OpenView(id, database)),
+                Output::ReadView { id, at } => self.nodes[n].jobs.push(Job::ReadView(id, at)),
+                Output::CloseView(id) => assert!(self.nodes[n].views.remove(&id).is_some(), "a view that is not open"),
+                Output::Stage { database, id, write } => self.nodes[n].jobs.push(Job::Stage(database, id, write)),
                 Output::Disconnect(peer, reason) => self.nodes[n].cut.push((peer, reason)),
+                Output::Report(Report::SnapshotBegun(..)) => self.nodes[n].begun += 1,
                 Output::Report(report) => self.nodes[n].reports.push(report),
             }
         }
@@ -156,6 +179,13 @@ impl World {
         self.now = end;
     }
 
+    /// Deletes a key, if there is anything at it.
+    fn delete(&mut self, n: usize, db: DatabaseId, key: &str) {
+        if let Some(news) = self.nodes[n].engine.delete(db, key) {
+            self.news(n, news);
+        }
+    }
+
     fn connect(&mut self, a: usize, b: usize) {
         let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
         self.nodes[a].links.insert(id_b, VecDeque::new());
@@ -183,10 +213,14 @@ impl World {
         let store = std::mem::take(&mut self.nodes[n].engine.store);
         self.nodes[n].engine = ToyEngine::new(seed);
         self.nodes[n].engine.store = store;
-        self.nodes[n].machine = SyncMachine::new(self.nodes[n].id);
+        self.nodes[n].boots += 1;
+        let boot = self.nodes[n].boots * 100 + u64::from(seed);
+        self.nodes[n].machine = SyncMachine::new(self.nodes[n].id, boot);
         self.nodes[n].jobs.clear();
+        self.nodes[n].views.clear();
         for db in databases {
             self.open(n, *db);
+            self.nodes[n].jobs.push(Job::Join(*db));
         }
     }
 
@@ -209,6 +243,35 @@ impl World {
                 };
                 let chunk = engine.read_log(&db, from, max_bytes, &|dot| skip.covers(dot));
                 self.nodes[n].jobs.push(Job::HaveRead(session, chunk));
+            }
+            Job::OpenView(id, db) => {
+                let view = PlainView(self.nodes[n].engine.store.clone(), db);
+                let opened = view.opened(id).ok().filter(|_| self.snapshots);
+                if opened.is_some() {
+                    self.nodes[n].views.insert(id, view);
+                }
+                self.input(n, Input::ViewOpened(id, opened));
+            }
+            Job::ReadView(id, at) => {
+                // Closed meanwhile, perhaps.
+                let Some(PlainView(store, db)) = self.nodes[n].views.get(&id) else { return };
+                let view = store.view(db).unwrap();
+                let chunk = read_view(&view, &view.state().unwrap(), &at, self.chunk_bytes).ok();
+                self.input(n, Input::ViewRead(id, at, chunk));
+            }
+            Job::Stage(db, id, write) => {
+                self.nodes[n].engine.stage(db, write.clone());
+                self.nodes[n].jobs.push(Job::Join(db));
+                // The engine's thread may join before its answer has come.
+                self.nodes[n].jobs.push(Job::Input(Input::Staged(db, id, Some(write))));
+            }
+            Job::Join(db) => {
+                if let Some(news) = self.nodes[n].engine.join_piece(db) {
+                    self.nodes[n].jobs.push(Job::Join(db));
+                    for news in news {
+                        self.news(n, news);
+                    }
+                }
             }
             Job::HaveRead(session, chunk) => {
                 self.input(n, Input::LogRead(session, Some(chunk)));
@@ -260,6 +323,10 @@ impl World {
                 let blocks = blocks.into_iter().map(|bytes| Block::from_store(bytes).unwrap()).collect();
                 Input::Blocks(from, database, blocks)
             }
+            Frame::Snapshot(db, SnapshotFrame::Chunk { name, hash, bytes }) => match Chunk::verify(&db, hash, bytes) {
+                Ok(chunk) => Input::Chunk(from, db, name, chunk),
+                Err(error) => Input::Garbage(from, error.to_string()),
+            },
             frame => Input::Frame(from, frame),
         };
         self.input(n, input);

@@ -1,12 +1,13 @@
 //! Sync frames: a `u32` big-endian length and a CBOR array `[kind, …]`.
 //!
-//! Kinds 0 to 15 are those of version 1; 16 to 31 are kept for snapshots.
+//! Kinds 16 to 31 are those of snapshots.
 
 use bytes::Bytes;
 use crdt::codec::cbor::{Reader, Writer};
 use crdt::limits::MAX_BLOCK_BYTES;
 use crdt::{DatabaseId, Digest, ReplicaId};
 
+use super::snapshot::{self, SnapshotFrame};
 use super::{WireError, database, digest, entries, flag, items, open, write_entries};
 use crate::net::limits::{MAX_ERROR_TEXT_BYTES, MAX_FRAME_BLOCKS, MAX_FRAME_BYTES, MAX_FRAME_ENTRIES};
 
@@ -147,6 +148,8 @@ pub enum Frame {
     },
     /// The sender knows that this database was dropped.
     Dropped(DatabaseId),
+    /// A part of a snapshot's transfer.
+    Snapshot(DatabaseId, SnapshotFrame),
     /// Why the sender is about to leave.
     Error {
         /// The kind of error.
@@ -215,6 +218,7 @@ impl Frame {
                 writer.array(4).uint(ACK).bytes(&database.0).uint(*consumed);
                 write_entries(&mut writer, durable);
             }
+            Self::Snapshot(database, frame) => frame.encode(database, &mut writer),
             Self::Error { code, text } => {
                 writer.array(3).uint(ERROR).uint(code.number()).bytes(text.as_bytes());
             }
@@ -260,6 +264,10 @@ impl Frame {
                 let text = reader.bytes("an error text", MAX_ERROR_TEXT_BYTES)?;
                 Self::Error { code, text: String::from_utf8_lossy(&text).into_owned() }
             }
+            snapshot::FIRST..=snapshot::LAST => {
+                let (database, frame) = SnapshotFrame::decode(&mut reader, count, kind)?;
+                Self::Snapshot(database, frame)
+            }
             kind => return Err(WireError::UnknownKind { kind }),
         };
         reader.finish()?;
@@ -273,6 +281,7 @@ impl Frame {
             Self::Blocks { blocks, .. } => blocks.iter().map(|block| block.len() + 5).sum(),
             Self::HaveList { entries, .. } => entries.len() * 35,
             Self::Ack { durable, .. } => durable.len() * 26,
+            Self::Snapshot(_, frame) => frame.size_hint(),
             Self::Error { text, .. } => text.len(),
             _ => 0,
         }

@@ -1,6 +1,6 @@
 use quickcheck::quickcheck;
 
-use super::super::{Announce, Message};
+use super::super::{Announce, ChunkName, EndReason, Message, Resume};
 use super::*;
 use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_GOSSIP_MESSAGE_BYTES};
 
@@ -18,6 +18,7 @@ fn entry(replica: u8, seq: u64, floor: u64) -> HaveEntry {
 
 fn frames() -> Vec<Frame> {
     let database = DatabaseId([0xdb; 32]);
+    let id = crdt::SnapshotId { boot: 1_000, view: 5 };
     let entries = vec![(ReplicaId([1; 16]), 1), (ReplicaId([2; 16]), 300)];
     let summary = Summary { vv_hash: [0xaa; 32], count: 2, heads_hash: [0xbb; 32], digest: Digest(0x0102_0304) };
     vec![
@@ -30,6 +31,19 @@ fn frames() -> Vec<Frame> {
         Frame::Ack { database, consumed: 70_000, durable: entries },
         Frame::Dropped(database),
         Frame::Error { code: ErrorCode::Protocol, text: "no".into() },
+        Frame::Snapshot(database, SnapshotFrame::Want(None)),
+        Frame::Snapshot(database, SnapshotFrame::Want(Some(Resume { id, index: 2, at: Bytes::from_static(b"at") }))),
+        Frame::Snapshot(database, SnapshotFrame::Head { index: 0, head: Bytes::from_static(b"head") }),
+        Frame::Snapshot(
+            database,
+            SnapshotFrame::Chunk {
+                name: ChunkName { id, index: 3, next: Bytes::from_static(b"next") },
+                hash: [0xcc; 32],
+                bytes: Bytes::from_static(b"chunk"),
+            },
+        ),
+        Frame::Snapshot(database, SnapshotFrame::Taken { id, index: 4 }),
+        Frame::Snapshot(database, SnapshotFrame::End { id, reason: EndReason::Busy }),
     ]
 }
 
@@ -48,6 +62,12 @@ fn golden_frames() {
         format!("8406{db}1a00011170{list}"),
         format!("8207{db}"),
         "830802426e6f".to_owned(),
+        format!("8210{db}"),
+        format!("8610{db}1903e80502426174"),
+        format!("8411{db}004468656164"),
+        format!("8812{db}1903e80503446e6578745820{}456368756e6b", "cc".repeat(32)),
+        format!("8513{db}1903e80504"),
+        format!("8514{db}1903e80502"),
     ];
     for (frame, expected) in frames().into_iter().zip(expected) {
         let body = frame.encode();
@@ -108,7 +128,9 @@ fn r29_cut_extended_and_lying_bodies_are_refused() {
     }
     let db = "db".repeat(32);
     for (what, bad) in [
-        ("unknown kind", "8110".to_owned()),
+        ("unknown kind", "8118".to_owned()),
+        ("a snapshot's end without a known reason", format!("85145820{db}010109")),
+        ("a wish with half a place", format!("8410{db}0101").replace(&db, &format!("5820{db}"))),
         ("2^62 blocks", format!("83055820{db}9b4000000000000000")),
         ("a block of 2^62 bytes", format!("83055820{db}815b4000000000000000")),
         ("no blocks", format!("83055820{db}80")),

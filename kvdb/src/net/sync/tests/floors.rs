@@ -1,10 +1,11 @@
-//! Peers that lack blocks which are not kept any more.
+//! Peers that lack blocks which are not kept any more, and what they do as long as nobody can send a snapshot.
 
 use super::*;
 
 /// Two nodes with a database, of which the first has dropped all its history, the second lacking some of it.
 fn below_the_floor() -> (World, DatabaseId) {
     let mut world = World::of(2);
+    world.snapshots = false;
     let db = database("d");
     (0..2).for_each(|n| world.open(n, db));
     (0..50).for_each(|i| world.put(0, db, &format!("/k{i}"), 100));
@@ -86,6 +87,7 @@ fn what_one_peer_no_longer_keeps_comes_from_another() {
 fn history_dropped_while_it_is_sent_is_noticed() {
     for steps in 0..60 {
         let mut world = World::of(2);
+        world.snapshots = false;
         let db = database("d");
         (0..2).for_each(|n| world.open(n, db));
         (0..400).for_each(|i| world.put(0, db, &format!("/k{i}"), 2_000));

@@ -1,0 +1,523 @@
+//! Snapshots: sending one to a peer that lacks what is not kept here any more, and taking one in the other case.
+//!
+//! A sender keeps its view for as long as a receiver may come back for the rest, and says which history it must not drop
+//! meanwhile. A receiver has one transfer for each database, goes on with what is staged only if the sender still has that
+//! very view, and leaves the joining to the engine.
+
+use std::collections::VecDeque;
+
+use crdt::snapshot::{Chunk, SnapshotHead};
+use crdt::{Cursor, SnapshotId, SnapshotWrite, Staged};
+
+use super::*;
+use crate::engine::port::SnapshotOutcome;
+use crate::net::limits::{
+    MAX_SNAPSHOT_VIEWS, MAX_SNAPSHOTS_SERVED, SNAPSHOT_KEEP, SNAPSHOT_PATIENCE, SNAPSHOT_STALL, SNAPSHOT_WINDOW_CHUNKS,
+};
+use crate::net::wire::{ChunkName, EndReason, Resume, SnapshotFrame};
+
+/// A view that was opened for a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenedView {
+    /// The snapshot's head.
+    pub head: SnapshotHead,
+    /// Its version vector.
+    pub vv: VersionVector,
+}
+
+/// A chunk that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadChunk {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// Their hash.
+    pub hash: [u8; 32],
+    /// The place after it; `None` after the last one.
+    pub next: Option<Cursor>,
+}
+
+/// All transfers of a node.
+#[derive(Debug, Default)]
+pub(super) struct Snapshots {
+    /// Drawn at each start.
+    boot: u64,
+    views: u64,
+    serving: BTreeMap<SnapshotId, Serving>,
+    receiving: BTreeMap<DatabaseId, Receiving>,
+    /// What the engine has been given and has not answered, and of which snapshot it is. No transfer begins before it has.
+    writing: BTreeMap<DatabaseId, SnapshotId>,
+    /// What is staged of each database.
+    staged: BTreeMap<DatabaseId, Resume>,
+    /// Databases whose staged snapshot the engine is joining.
+    joining: BTreeSet<DatabaseId>,
+    /// From whom that snapshot came, if it came in this run.
+    joining_from: BTreeMap<DatabaseId, (PeerId, SnapshotId)>,
+    /// When to take a snapshot from whoever has one, if nobody with the rest of the staged one comes before.
+    due: BTreeMap<DatabaseId, Moment>,
+}
+
+/// A snapshot on its way out.
+#[derive(Debug)]
+struct Serving {
+    peer: PeerId,
+    database: DatabaseId,
+    /// Its head and version vector, once the view is open.
+    opened: Option<OpenedView>,
+    /// The next chunk and where it begins; `None` when all are sent.
+    next: Option<(u64, Cursor)>,
+    /// Chunks that the receiver has staged.
+    taken: u64,
+    reading: bool,
+    /// The stream has been cut: the receiver may come back.
+    away: bool,
+    /// The view is closed, since the receiver has everything.
+    read_out: bool,
+    /// The receiver was heard of last.
+    heard: Moment,
+}
+
+/// A snapshot on its way in.
+#[derive(Debug)]
+struct Receiving {
+    session: SessionId,
+    peer: PeerId,
+    /// What comes, once its head has come.
+    id: Option<SnapshotId>,
+    /// The next chunk to come.
+    next: u64,
+    /// The last one has come.
+    ended: bool,
+    /// What is to be written to the store, one at a time.
+    queue: VecDeque<SnapshotWrite>,
+    /// Something came last.
+    heard: Moment,
+}
+
+impl Snapshots {
+    pub(super) fn new(boot: u64) -> Self {
+        Self { boot, ..Self::default() }
+    }
+
+    pub(super) fn wake(&self) -> Option<Moment> {
+        let serving = self.serving.values().map(|serving| serving.heard + SNAPSHOT_KEEP);
+        let receiving = self.receiving.values().filter(|one| !one.ended).map(|one| one.heard + SNAPSHOT_STALL);
+        let due = self.due.iter().filter(|(database, _)| !self.writing.contains_key(database)).map(|(_, at)| *at);
+        serving.chain(receiving).chain(due).min()
+    }
+}
+
+impl SyncMachine {
+    /// Version vectors of snapshots on their way to peers: blocks that one of them does not cover will be asked for next.
+    pub fn snapshot_views(&self, database: &DatabaseId) -> impl Iterator<Item = &VersionVector> {
+        let database = *database;
+        let serving = self.snapshots.serving.values().filter(move |serving| serving.database == database);
+        serving.filter_map(|serving| serving.opened.as_ref().map(|opened| &opened.vv))
+    }
+
+    /// Whether a snapshot is being received or joined.
+    #[must_use]
+    pub fn takes_snapshot(&self, database: &DatabaseId) -> bool {
+        self.snapshots.receiving.contains_key(database) || self.snapshots.joining.contains(database)
+    }
+
+    /// Something from a peer about a snapshot, in time and by somebody who has the database open.
+    pub(super) fn snapshot_frame(&mut self, from: PeerId, database: DatabaseId, frame: SnapshotFrame) {
+        let Some(session) = self.target(from, database) else { return };
+        match frame {
+            SnapshotFrame::Want(resume) => self.wanted(session, resume),
+            SnapshotFrame::Head { index, head } => self.head(session, index, head),
+            SnapshotFrame::Taken { id, index } => self.taken(from, id, index),
+            SnapshotFrame::End { id, reason } => self.ended(session, id, reason),
+            // The driver hands these in as `Input::Chunk`.
+            SnapshotFrame::Chunk { .. } => debug_assert!(false, "a chunk that was not verified"),
+        }
+    }
+
+    // The sender.
+
+    fn wanted(&mut self, session: SessionId, resume: Option<Resume>) {
+        if !self.count_question(session) {
+            return;
+        }
+        let Some(of) = self.sessions.get(&session) else { return };
+        let (peer, database) = (of.peer, of.database);
+        let mine = |serving: &Serving| serving.peer == peer && serving.database == database;
+        if let Some(Resume { id, index, at }) = resume
+            && let Some(serving) = self.snapshots.serving.get_mut(&id).filter(|serving| mine(serving))
+            && let Some(opened) = serving.opened.as_ref()
+            && let Ok(at) = Cursor::decode(at)
+            && !serving.read_out
+        {
+            let head = opened.head.encode();
+            (serving.next, serving.taken, serving.away, serving.heard) = (Some((index, at)), index, false, self.now);
+            self.send_snapshot(peer, database, SnapshotFrame::Head { index, head });
+            self.read_on(id);
+            return;
+        }
+        let gone: Vec<SnapshotId> =
+            self.snapshots.serving.iter().filter(|(_, serving)| mine(serving)).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.stop_serving(id);
+        }
+        let active = self.snapshots.serving.values().filter(|serving| !serving.away && !serving.read_out).count();
+        let id = SnapshotId { boot: self.snapshots.boot, view: self.snapshots.views + 1 };
+        if active >= MAX_SNAPSHOTS_SERVED || self.snapshots.serving.len() >= MAX_SNAPSHOT_VIEWS {
+            self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Busy });
+            return;
+        }
+        self.snapshots.views += 1;
+        let serving = Serving {
+            peer,
+            database,
+            opened: None,
+            next: Some((0, Cursor::START)),
+            taken: 0,
+            reading: false,
+            away: false,
+            read_out: false,
+            heard: self.now,
+        };
+        self.snapshots.serving.insert(id, serving);
+        self.out.push(Output::OpenView { id, database });
+    }
+
+    pub(super) fn view_opened(&mut self, id: SnapshotId, opened: Option<OpenedView>) {
+        let Some(serving) = self.snapshots.serving.get_mut(&id) else {
+            // Given up meanwhile.
+            self.out.push(Output::CloseView(id));
+            return;
+        };
+        let (peer, database) = (serving.peer, serving.database);
+        match opened {
+            Some(opened) => {
+                let head = opened.head.encode();
+                serving.opened = Some(opened);
+                if !serving.away {
+                    self.send_snapshot(peer, database, SnapshotFrame::Head { index: 0, head });
+                    self.read_on(id);
+                }
+            }
+            None => self.unable(id),
+        }
+    }
+
+    /// Reads the next chunk, if the receiver may be sent one more.
+    fn read_on(&mut self, id: SnapshotId) {
+        let Some(serving) = self.snapshots.serving.get_mut(&id) else { return };
+        let Some((index, at)) = &serving.next else { return };
+        if serving.reading || serving.away || *index >= serving.taken + SNAPSHOT_WINDOW_CHUNKS {
+            return;
+        }
+        serving.reading = true;
+        self.out.push(Output::ReadView { id, at: at.clone() });
+    }
+
+    pub(super) fn view_read(&mut self, id: SnapshotId, at: &Cursor, chunk: Option<ReadChunk>) {
+        let Some(serving) = self.snapshots.serving.get_mut(&id) else { return };
+        serving.reading = false;
+        let Some(chunk) = chunk else { return self.unable(id) };
+        // The receiver may have come back for another part meanwhile.
+        let Some((index, _)) = serving.next.take_if(|(_, next)| next == at && !serving.away) else {
+            return self.read_on(id);
+        };
+        let next = chunk.next.as_ref().map_or(Bytes::new(), Cursor::encode);
+        serving.next = chunk.next.map(|next| (index + 1, next));
+        let (peer, database) = (serving.peer, serving.database);
+        let name = ChunkName { id, index, next };
+        self.send_snapshot(peer, database, SnapshotFrame::Chunk { name, hash: chunk.hash, bytes: chunk.bytes });
+        self.read_on(id);
+    }
+
+    fn taken(&mut self, from: PeerId, id: SnapshotId, index: u64) {
+        // What was given up may still be acknowledged.
+        let Some(serving) = self.snapshots.serving.get_mut(&id).filter(|serving| serving.peer == from) else { return };
+        let sent = serving.next.as_ref().map_or(u64::MAX, |(next, _)| *next);
+        if index < serving.taken || index > sent {
+            self.misbehaved(from, Misbehaviour::Ack);
+            return;
+        }
+        serving.taken = index;
+        serving.heard = self.now;
+        self.read_on(id);
+    }
+
+    /// The store cannot read: the receiver may ask somebody else.
+    fn unable(&mut self, id: SnapshotId) {
+        let Some(serving) = self.snapshots.serving.get(&id) else { return };
+        let (peer, database, away) = (serving.peer, serving.database, serving.away);
+        self.stop_serving(id);
+        if !away {
+            self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unable });
+        }
+    }
+
+    fn stop_serving(&mut self, id: SnapshotId) {
+        if let Some(serving) = self.snapshots.serving.remove(&id)
+            && serving.opened.is_some()
+            && !serving.read_out
+        {
+            self.out.push(Output::CloseView(id));
+        }
+    }
+
+    // The receiver.
+
+    /// By the last comparison the peer has dropped history that is lacking here.
+    pub(super) fn below_floor(&mut self, session: SessionId) {
+        let Some(of) = self.sessions.get(&session) else { return };
+        let (peer, database) = (of.peer, of.database);
+        if self.takes_snapshot(&database) {
+            return;
+        }
+        // Whoever sent what is staged may come back.
+        let other = self.snapshots.staged.contains_key(&database)
+            && self.snapshots.joining_from.get(&database).is_some_and(|(from, _)| *from != peer);
+        if self.snapshots.writing.contains_key(&database) {
+            self.snapshots.due.insert(database, self.now);
+        } else if other {
+            self.snapshots.due.entry(database).or_insert(self.now + SNAPSHOT_PATIENCE);
+        } else {
+            self.want_snapshot(session);
+        }
+    }
+
+    fn want_snapshot(&mut self, session: SessionId) {
+        let Some(of) = self.sessions.get(&session) else { return };
+        let (peer, database) = (of.peer, of.database);
+        self.snapshots.due.remove(&database);
+        let receiving = Receiving { session, peer, id: None, next: 0, ended: false, queue: VecDeque::new(), heard: self.now };
+        self.snapshots.receiving.insert(database, receiving);
+        let resume = self.snapshots.staged.get(&database).filter(|staged| staged.index > 0).cloned();
+        self.report(Report::SnapshotBegun(peer, database));
+        self.send_snapshot(peer, database, SnapshotFrame::Want(resume));
+    }
+
+    fn head(&mut self, session: SessionId, index: u64, bytes: Bytes) {
+        let Some(of) = self.sessions.get(&session) else { return };
+        let (peer, database) = (of.peer, of.database);
+        let Some(receiving) = self.snapshots.receiving.get_mut(&database).filter(|one| one.session == session) else {
+            // Given up meanwhile.
+            return;
+        };
+        let head = match SnapshotHead::decode(bytes.clone()) {
+            Ok(head) if receiving.id.is_none() => head,
+            Ok(_) => return self.bad_snapshot(peer, database, "a second head".to_owned()),
+            Err(error) => return self.bad_snapshot(peer, database, error.to_string()),
+        };
+        let goes_on = self.snapshots.staged.get(&database).is_some_and(|staged| staged.id == head.id && staged.index == index);
+        if index > 0 && !goes_on {
+            return self.bad_snapshot(peer, database, "a head that goes on with something else".to_owned());
+        }
+        (receiving.id, receiving.next, receiving.heard) = (Some(head.id), index, self.now);
+        self.snapshots.joining_from.insert(database, (peer, head.id));
+        if index == 0 {
+            self.snapshots.staged.insert(database, Resume { id: head.id, index: 0, at: Bytes::new() });
+            receiving.queue.push_back(SnapshotWrite::Begin { head: bytes });
+            self.stage_next(database);
+        }
+    }
+
+    pub(super) fn chunk(&mut self, from: PeerId, database: DatabaseId, name: ChunkName, chunk: &Chunk) {
+        let Some(session) = self.target(from, database) else { return };
+        let Some(receiving) = self.snapshots.receiving.get_mut(&database) else { return };
+        if receiving.session != session || receiving.id != Some(name.id) {
+            // Of a transfer that was given up.
+            return;
+        }
+        let staged = self.snapshots.staged.get(&database).map_or(0, |staged| staged.index);
+        if receiving.ended || name.index != receiving.next || name.index >= staged + SNAPSHOT_WINDOW_CHUNKS {
+            let cause = format!("chunk {} where {} was due", name.index, receiving.next);
+            return self.bad_snapshot(from, database, cause);
+        }
+        receiving.next += 1;
+        receiving.ended = name.next.is_empty();
+        receiving.heard = self.now;
+        let ChunkName { index, next, .. } = name;
+        receiving.queue.push_back(SnapshotWrite::Chunk { index, next, bytes: chunk.bytes().clone() });
+        self.stage_next(database);
+    }
+
+    fn stage_next(&mut self, database: DatabaseId) {
+        let Some(receiving) = self.snapshots.receiving.get_mut(&database) else { return };
+        let Some(id) = receiving.id.filter(|_| !self.snapshots.writing.contains_key(&database)) else { return };
+        if let Some(write) = receiving.queue.pop_front() {
+            self.snapshots.writing.insert(database, id);
+            self.out.push(Output::Stage { database, id, write });
+        }
+    }
+
+    /// The engine has written what was to be staged, or has not.
+    pub(super) fn staged(&mut self, database: DatabaseId, id: SnapshotId, written: Option<SnapshotWrite>) {
+        // The join may have been quicker than this answer.
+        if self.snapshots.writing.get(&database) != Some(&id) {
+            return;
+        }
+        self.snapshots.writing.remove(&database);
+        let peer = self.snapshots.receiving.get(&database).filter(|one| one.id == Some(id)).map(|one| one.peer);
+        let Some(written) = written else {
+            self.snapshots.receiving.remove(&database);
+            self.snapshots.staged.remove(&database);
+            if let Some(peer) = peer {
+                self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unwanted });
+            }
+            return;
+        };
+        if let SnapshotWrite::Chunk { index, next, .. } = written {
+            let index = index + 1;
+            let ended = next.is_empty();
+            if let Some(peer) = peer {
+                self.send_snapshot(peer, database, SnapshotFrame::Taken { id, index });
+            }
+            if ended {
+                // The engine joins it, even if its sender is gone.
+                self.snapshots.receiving.remove(&database);
+                self.snapshots.staged.remove(&database);
+                self.snapshots.due.remove(&database);
+                self.snapshots.joining.insert(database);
+                return;
+            }
+            self.snapshots.staged.insert(database, Resume { id, index, at: next });
+        }
+        self.stage_next(database);
+    }
+
+    /// What became of a staged snapshot.
+    pub(super) fn snapshot_outcome(&mut self, database: DatabaseId, outcome: &SnapshotOutcome) {
+        self.snapshots.joining.remove(&database);
+        self.snapshots.staged.remove(&database);
+        if self.snapshots.receiving.get(&database).is_some_and(|one| one.ended) {
+            self.snapshots.receiving.remove(&database);
+            self.snapshots.writing.remove(&database);
+        }
+        let from = self.snapshots.joining_from.remove(&database);
+        let session = from.and_then(|(peer, _)| self.peers.get(&peer)?.sessions.get(&database).copied());
+        match outcome {
+            SnapshotOutcome::Joined => {
+                if let (Some((peer, id)), Some(_)) = (from, session) {
+                    self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Joined });
+                }
+            }
+            SnapshotOutcome::Invalid { cause } => {
+                if let Some((peer, _)) = from {
+                    self.bad_snapshot(peer, database, cause.clone());
+                }
+            }
+            SnapshotOutcome::Failed => {}
+        }
+        // Whatever is lacking now is found by comparing; what was not joined is asked of whoever comes next.
+        let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
+        for id in sessions {
+            self.ask(id);
+        }
+    }
+
+    // Both.
+
+    fn ended(&mut self, session: SessionId, id: SnapshotId, reason: EndReason) {
+        let Some(of) = self.sessions.get(&session) else { return };
+        let (peer, database) = (of.peer, of.database);
+        match reason {
+            EndReason::Joined | EndReason::Unwanted => {
+                if self.snapshots.serving.get(&id).is_some_and(|serving| serving.peer == peer) {
+                    self.stop_serving(id);
+                }
+            }
+            EndReason::Busy | EndReason::Unable => {
+                let ours = self.snapshots.receiving.get(&database);
+                if ours.is_some_and(|one| one.session == session && one.id.is_none_or(|ours| ours == id)) {
+                    self.snapshots.receiving.remove(&database);
+                    // Who cannot read is asked again after the next comparison, which backs off.
+                    if reason == EndReason::Busy {
+                        self.snapshots.due.insert(database, self.now + SNAPSHOT_PATIENCE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is staged when a database is opened; the engine joins by itself what is complete.
+    pub(super) fn staged_at_opening(&mut self, database: DatabaseId, staged: Option<&Staged>) {
+        let Some(staged) = staged else { return };
+        if staged.is_complete() {
+            self.snapshots.joining.insert(database);
+        } else if let (Ok(head), Some(at)) = (SnapshotHead::decode(staged.head.clone()), &staged.next) {
+            self.snapshots.staged.insert(database, Resume { id: head.id, index: staged.chunks, at: at.clone() });
+        }
+    }
+
+    /// A session ends: what comes in by it is given up, what goes out waits for the peer for a while.
+    pub(super) fn snapshot_session_ended(&mut self, session: SessionId, peer: PeerId, database: DatabaseId) {
+        if self.snapshots.receiving.get(&database).is_some_and(|one| one.session == session) {
+            self.snapshots.receiving.remove(&database);
+            self.snapshots.due.insert(database, self.now + SNAPSHOT_PATIENCE);
+        }
+        let serving = self.snapshots.serving.values_mut();
+        for serving in serving.filter(|serving| serving.peer == peer && serving.database == database) {
+            serving.away = true;
+            serving.heard = self.now;
+        }
+    }
+
+    /// The database is closed here.
+    pub(super) fn snapshot_closed(&mut self, database: DatabaseId) {
+        let serving = self.snapshots.serving.iter().filter(|(_, serving)| serving.database == database);
+        let gone: Vec<SnapshotId> = serving.map(|(id, _)| *id).collect();
+        for id in gone {
+            self.stop_serving(id);
+        }
+        self.snapshots.receiving.remove(&database);
+        self.snapshots.staged.remove(&database);
+        self.snapshots.joining.remove(&database);
+        self.snapshots.joining_from.remove(&database);
+        self.snapshots.due.remove(&database);
+    }
+
+    pub(super) fn snapshot_tick(&mut self) {
+        let now = self.now;
+        let late = self.snapshots.serving.iter().filter(|(_, serving)| serving.heard + SNAPSHOT_KEEP <= now);
+        let late: Vec<SnapshotId> = late.map(|(id, _)| *id).collect();
+        for id in late {
+            self.unable(id);
+        }
+        let stalled = self.snapshots.receiving.iter().filter(|(_, one)| !one.ended && one.heard + SNAPSHOT_STALL <= now);
+        let stalled: Vec<(DatabaseId, PeerId, Option<SnapshotId>)> =
+            stalled.map(|(database, one)| (*database, one.peer, one.id)).collect();
+        for (database, peer, id) in stalled {
+            self.snapshots.receiving.remove(&database);
+            self.snapshots.due.insert(database, now);
+            if let Some(id) = id {
+                self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unwanted });
+            }
+        }
+        let due: Vec<DatabaseId> =
+            self.snapshots.due.iter().filter(|(_, at)| **at <= now).map(|(database, _)| *database).collect();
+        for database in due {
+            if self.snapshots.writing.contains_key(&database) {
+                continue;
+            }
+            self.snapshots.due.remove(&database);
+            if self.takes_snapshot(&database) {
+                continue;
+            }
+            // The nearest peer that has one; if there is none now, the next comparison finds one.
+            let sessions = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id);
+            let below: Vec<SessionId> =
+                sessions.filter(|id| self.sessions.get(id).is_some_and(|session| session.below)).collect();
+            let last = self.snapshots.joining_from.get(&database).map(|(peer, _)| *peer);
+            // Not the one that has just failed, if there is another.
+            let other = below.iter().find(|id| self.sessions.get(id).map(|session| session.peer) != last);
+            if let Some(session) = other.or(below.first()).copied() {
+                self.want_snapshot(session);
+            }
+        }
+    }
+
+    fn bad_snapshot(&mut self, peer: PeerId, database: DatabaseId, cause: String) {
+        self.snapshots.receiving.remove(&database);
+        self.misbehaved(peer, Misbehaviour::Snapshot(cause));
+    }
+
+    fn send_snapshot(&mut self, peer: PeerId, database: DatabaseId, frame: SnapshotFrame) {
+        self.send(peer, Frame::Snapshot(database, frame));
+    }
+}
