@@ -317,6 +317,12 @@ impl Controller {
         }
     }
 
+    /// A database was found on disk at the start, open now.
+    pub fn found(&mut self, database: DatabaseId) {
+        self.holdings.entry(database).or_insert_with(|| Holding::new(database, true));
+        self.all.insert(database);
+    }
+
     /// The one door.
     pub fn handle(&mut self, input: Input, now: Moment) -> Vec<Output> {
         // Before anything else: after a pause of this loop what it was sure of is void.

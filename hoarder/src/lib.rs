@@ -1,14 +1,15 @@
 //! The hoarder: a fleet of nodes that decides who holds which database, and confirms a write only once enough holders have it
 //! on disk.
 //!
-//! Everything that decides is a state machine: inputs, the time and random numbers go in, outputs come out. No socket, clock,
-//! task or store is known here; [`controller::Controller`] is the one door.
+//! Everything that decides is a state machine: inputs, the time and random numbers go in, outputs come out.
+//! [`controller::Controller`] is the one door; [`driver`] runs it on a node.
 
 #![deny(missing_docs)]
 
 pub mod barrier;
 pub mod claims;
 pub mod controller;
+pub mod driver;
 pub mod limits;
 pub mod membership;
 pub mod placement;
@@ -22,6 +23,7 @@ mod testing;
 
 pub use barrier::{Durability, Outcome, UnconfirmedReason};
 pub use controller::{Controller, Input, Output};
+pub use driver::{Confirmed, Fleet, FleetError};
 pub use kvdb::PeerId;
 
 /// A time on this node's own monotonic clock: how long ago the node started.

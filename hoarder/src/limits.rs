@@ -46,7 +46,7 @@ pub const MAX_LEAVE_ATTEMPTS: u32 = 3;
 /// Time after which a question between members that brought no answer is asked again.
 pub const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// Time after which the claim of a member that is gone may be removed.
-pub const DEAD_CLAIM_GRACE: Duration = Duration::from_secs(24 * 3_600);
+pub const DEAD_CLAIM_GRACE: Duration = Duration::from_secs(600);
 
 /// Databases that a node joins at once.
 pub const MAX_JOINING: usize = 4;

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn situation_11_replayed_forged_and_foreign_beats_have_no_effect_and_are_counted() {
+    fn situation_11_g05_replayed_forged_and_foreign_beats_have_no_effect_and_are_counted() {
         let mut fleet = fleet(3);
         up(&mut fleet, 2, 7, at(0));
         let first = beat(2, 7, 2);

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn situation_13_a_name_made_again_has_another_id_and_the_greatest_drop_counts() {
+    fn situation_13_r28_a_name_made_again_has_another_id_and_the_greatest_drop_counts() {
         let mut registry = Registry::default();
         let (old, new) = (DatabaseId::of(&name("a"), 0), DatabaseId::of(&name("a"), 2));
         registry.apply(&database_key(&name("a"), 0).unwrap(), Some(&settings().encode()));

@@ -30,6 +30,7 @@ pub struct Node(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     peer_id: PeerId,
+    signer: Identity,
     pub(crate) store: StoreSlot,
     pub(crate) engine: EngineHandle<RocksStore>,
     net: Option<NetHandle>,
@@ -80,6 +81,15 @@ impl Inner {
         }
         // Nobody to compare with: either nobody is expected, or nobody came.
         !self.expects_peers || self.opened.elapsed() >= CAUGHT_UP_GRACE
+    }
+}
+
+/// The signer, without a word about it in debug output.
+struct Identity(Arc<dyn crdt::Signer + Send + Sync>);
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity(..)")
     }
 }
 
@@ -142,7 +152,8 @@ impl Node {
             Ok::<_, OpenError>((store, keypair, signer))
         });
         let (store, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;
-        let engine = EngineHandle::start(store.clone(), Arc::new(signer)).map_err(OpenError::Thread)?;
+        let signer: Arc<dyn crdt::Signer + Send + Sync> = Arc::new(signer);
+        let engine = EngineHandle::start(store.clone(), Arc::clone(&signer)).map_err(OpenError::Thread)?;
         let peer_id = keypair.public().to_peer_id();
         let store = StoreSlot::new(store);
         let backend = EngineBackend::new(engine.clone(), store.clone());
@@ -159,6 +170,7 @@ impl Node {
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
             peer_id,
+            signer: Identity(signer),
             store,
             engine,
             net,
@@ -179,6 +191,25 @@ impl Node {
         // What a crash has left.
         remove_dropped(&node);
         Ok(Self(node))
+    }
+
+    /// What this node signs with, for what is built on top of it.
+    pub fn signer(&self) -> Arc<dyn crdt::Signer + Send + Sync> {
+        Arc::clone(&self.0.signer.0)
+    }
+
+    /// Streams of other protocols over this node's connections; `None` without a network.
+    pub fn streams(&self) -> Option<crate::net::Streams> {
+        self.0.net.as_ref().map(NetHandle::streams)
+    }
+
+    /// What each connected peer with this database has on disk, as it has acknowledged, and what this node has; nothing of a
+    /// database that is not open here, or without a network.
+    pub async fn durable(&self, database: DatabaseId) -> Vec<(PeerId, crdt::VersionVector)> {
+        match &self.0.net {
+            Some(net) => net.durable(database).await,
+            None => Vec::new(),
+        }
     }
 
     /// The node's identity.

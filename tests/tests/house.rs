@@ -34,6 +34,8 @@ const ROOMS: &[(&str, &[&str])] = &[
 
 /// Where a clock is read: drivers, processes, and what measures or waits.
 const CLOCKS: &[&str] = &[
+    "hoarder/src/driver.rs",
+    "hoarder/src/driver/",
     "kvdb/src/clock.rs",
     "kvdb/src/engine/driver.rs",
     "kvdb/src/net/driver.rs",

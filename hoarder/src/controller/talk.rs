@@ -62,6 +62,9 @@ impl Controller {
             return;
         }
         match frame {
+            Frame::Beat(beat) => {
+                self.membership.beat(beat, self.verifier.as_mut(), now);
+            }
             Frame::Probe { id } => self.send(from, Frame::Alive { id, member: self.me, boot: self.boot }),
             Frame::Alive { id, member, boot } => self.alive(from, id, member, boot, now),
             Frame::ProbeFor { id, target } => {

@@ -8,7 +8,7 @@ use kvdb::PeerId;
 use super::{
     WireError, database, epoch, fields, flag, open, optional_peer, peer, peers, store, vv, write_optional_peer, write_vv,
 };
-use crate::limits::{MAX_CALL_BYTES, MAX_FRAME_BYTES};
+use crate::limits::{MAX_BEAT_BYTES, MAX_CALL_BYTES, MAX_FRAME_BYTES};
 use crate::{Epoch, StoreId};
 
 /// What a member has of a database, asked when somebody is to catch up.
@@ -207,6 +207,8 @@ pub enum Frame {
         /// The operation, not looked into here.
         body: Bytes,
     },
+    /// A heartbeat.
+    Beat(Bytes),
     /// It came to this.
     Reply {
         /// Of the call.
@@ -294,6 +296,7 @@ impl Frame {
             Self::Call { call, epoch, deadline_ms, request, database, body } => {
                 w.array(7).uint(10).uint(*call).bytes(&epoch.0).uint(*deadline_ms).bytes(request).bytes(&database.0).bytes(body)
             }
+            Self::Beat(beat) => w.array(2).uint(12).bytes(beat),
             Self::Reply { call, code, body } => w.array(4).uint(11).uint(*call).uint(code.number()).bytes(body),
         };
         w.into_bytes()
@@ -310,7 +313,7 @@ impl Frame {
         let (mut reader, count, kind) = open(bytes)?;
         let r = &mut reader;
         let wanted = match kind {
-            0 => 2,
+            0 | 12 => 2,
             1 | 4 | 11 => 4,
             2 | 3 | 5 | 9 => 3,
             6 => {
@@ -340,6 +343,7 @@ impl Frame {
             }
             7 => Self::Cover(Cover::read(r)?),
             8 => Self::Covered(CoverAnswer::read(r)?),
+            12 => Self::Beat(r.bytes("a beat", MAX_BEAT_BYTES)?),
             9 => Self::Fallen { database: database(r)?, store: store(r)? },
             10 => Self::Call {
                 call: r.uint("a call")?,

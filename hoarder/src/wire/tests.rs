@@ -36,6 +36,7 @@ fn frames() -> Vec<Frame> {
         Frame::Fallen { database, store },
         Frame::Call { call: 5, epoch, deadline_ms: 3_000, request: [3; 16], database, body: Bytes::from_static(b"op") },
         Frame::Reply { call: 5, code: Code::StaleView, body: Bytes::new() },
+        Frame::Beat(Bytes::from_static(b"b")),
     ]
 }
 
@@ -63,6 +64,7 @@ fn golden_frames() {
         format!("8309{db}{store}"),
         format!("870a05{epoch}190bb850{}{db}426f70", "03".repeat(16)),
         "840b050740".to_owned(),
+        "820c4162".to_owned(),
     ];
     assert_eq!(frames().len(), expected.len());
     for (frame, expected) in frames().into_iter().zip(expected) {

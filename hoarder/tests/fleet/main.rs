@@ -5,4 +5,5 @@
 mod disk;
 mod runs;
 mod situations;
+mod sockets;
 mod world;

@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use super::gossip::GossipOptions;
 use super::handle::{Command, NetHandle, Shared, lock};
 use super::machine::{Input, NetMachine, NetMachineOptions, Output, Ticket};
+use super::member::Streams;
 use super::options::{NetworkError, NetworkOptions};
 use super::peers::peer_in;
 use super::port::{Backend, NewsSource, StandingView as _, read};
@@ -67,7 +68,8 @@ pub fn spawn<B: Backend, N: NewsSource>(
     let network = Network::new(identity, options, &exempt)?;
     let (commands, asked) = mpsc::channel(64);
     let shared = Arc::new(Mutex::new(Shared::default()));
-    let handle = NetHandle { peer: me, shared: Arc::clone(&shared), commands };
+    let streams = Streams::new(network.control());
+    let handle = NetHandle { peer: me, shared: Arc::clone(&shared), commands, streams };
     let machine = NetMachine::new(NetMachineOptions {
         me,
         bootstrap: options.bootstrap.clone(),

@@ -10,6 +10,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use super::limits::LISTEN_WAIT;
+use super::member::Streams;
 
 /// One connected peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,6 +106,7 @@ pub struct NetHandle {
     pub(super) peer: PeerId,
     pub(super) shared: Arc<Mutex<Shared>>,
     pub(super) commands: mpsc::Sender<Command>,
+    pub(super) streams: Streams,
 }
 
 /// A poisoned lock only means that a reader panicked: the data are whole.
@@ -173,7 +175,13 @@ impl NetHandle {
         outcome.map_err(|cause| DialError::Failed { address, cause })
     }
 
-    /// What each peer with this database has on disk, by its acks.
+    /// Streams of other protocols over the same connections.
+    #[must_use]
+    pub fn streams(&self) -> Streams {
+        self.streams.clone()
+    }
+
+    /// What each peer with this database has on disk, by its acks, and this node itself if it has the database open.
     pub async fn durable(&self, database: DatabaseId) -> Vec<(PeerId, VersionVector)> {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(Command::Durable(database, reply)).await.is_err() {

@@ -422,7 +422,9 @@ impl<R> NetMachine<R> {
     /// What each peer with this database has on disk, by its acks.
     #[must_use]
     pub fn durable(&self, database: &DatabaseId) -> Vec<(PeerId, VersionVector)> {
-        self.links.keys().filter_map(|peer| Some((*peer, self.sync.durable(peer, database)?.clone()))).collect()
+        let peers = self.links.keys().filter_map(|peer| Some((*peer, self.sync.durable(peer, database)?.clone())));
+        let own = self.sync.locals().get(database).map(|local| (self.me, local.durable().clone()));
+        peers.chain(own).collect()
     }
 
     /// The known peers of an open database with what they have on disk, see [`SyncMachine::holders`].

@@ -7,6 +7,7 @@ pub mod lanes;
 pub mod limits;
 pub mod local;
 pub mod machine;
+mod member;
 mod options;
 mod peers;
 pub mod port;
@@ -19,7 +20,9 @@ pub mod wire;
 
 pub use driver::spawn;
 pub use handle::{DatabaseStatus, DialError, NetHandle, PeerStatus};
+pub use libp2p::Stream;
 pub use libp2p::swarm::ConnectionId;
+pub use member::Streams;
 pub use options::{NetworkError, NetworkKey, NetworkOptions};
 pub use port::{Backend, BackendError, LogSource, NewsSource, PlainLog};
 

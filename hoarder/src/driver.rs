@@ -1,0 +1,625 @@
+//! The driver: one task owns the controller of a node and does on a [`kvdb::Node`] what it wants.
+//!
+//! Members talk over one stream in each direction, `/kvdb/fleet/1`; heartbeats go the same way, to every member.
+
+mod links;
+mod state;
+mod store;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use crdt::{DatabaseId, DatabaseName, Dot, Key, RequestId, Signer, VersionVector, Zip215};
+use kvdb::{Database, Node, PeerId};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::Moment;
+use crate::barrier::{Durability, UnconfirmedReason};
+use crate::controller::{Controller, Input, Options, Output, RecordDone, RegistryError, Start};
+use crate::registry::{REGISTRY_NAME, Registry, registry_id};
+use crate::wire::{Answer, Code, Frame, Operation};
+
+use links::Links;
+use state::State;
+
+/// How often what is on disk is looked at while somebody waits for it.
+const HOT: Duration = Duration::from_millis(10);
+/// How often else.
+const COLD: Duration = Duration::from_millis(500);
+/// Databases of which nobody waits for anything, looked at each time: idle ones must cost next to nothing.
+const SLICE: usize = 64;
+/// How long a write keeps its database hot.
+const STAYS_HOT: Duration = Duration::from_secs(10);
+/// Pause before a call that may succeed later is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A member of a fleet. Cloning is cheap; when the last handle is dropped, or [`Fleet::close`] is called, the node stops being
+/// one.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    commands: mpsc::Sender<Command>,
+    patience: Duration,
+}
+
+/// Why a call to the fleet did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FleetError {
+    /// There is no such database.
+    #[error("there is no database of this name in the fleet")]
+    NoDatabase,
+    /// Committed at one holder at least, and not confirmed: it will spread. A retry with the same request id is safe.
+    #[error("written as {dot}, but not confirmed: {reason}")]
+    Unconfirmed {
+        /// The write.
+        dot: Dot,
+        /// The holders that had it on disk.
+        holders: Vec<PeerId>,
+        /// Why it is not confirmed.
+        reason: UnconfirmedReason,
+    },
+    /// Too few holders are ready; nothing was written.
+    #[error("too few holders are ready; nothing was written")]
+    NotEnoughHolders,
+    /// No ready holder could be reached in time; nothing was written.
+    #[error("no ready holder was reached in time; nothing was written")]
+    NotReady,
+    /// A limit or a condition; nothing was written.
+    #[error("refused, nothing was written: {cause}")]
+    Refused {
+        /// The holder's words.
+        cause: String,
+    },
+    /// No answer: the outcome is unknown. A retry with the same request id is safe.
+    #[error("no answer came: the write may or may not exist")]
+    Unknown,
+    /// A change of the registry did not succeed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// This node is no member any more.
+    #[error("the fleet is closed")]
+    Closed,
+    /// The fleet could not be started.
+    #[error("cannot start: {cause}")]
+    Start {
+        /// Why.
+        cause: String,
+    },
+}
+
+/// A write that was confirmed as its durability asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confirmed {
+    /// The write; `None` when there was nothing to write.
+    pub dot: Option<Dot>,
+    /// The holders that have it on disk.
+    pub holders: Vec<PeerId>,
+    /// Who took it.
+    pub served_by: PeerId,
+}
+
+/// A database as this node sees it in the fleet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The database.
+    pub database: DatabaseId,
+    /// The members that should hold it.
+    pub desired: Vec<PeerId>,
+    /// The ready and live holders, in the order in which they are asked.
+    pub ready: Vec<PeerId>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Call(DatabaseName, RequestId, Operation, Duration, oneshot::Sender<(Code, Answer)>),
+    Create(DatabaseName, u8, Durability, oneshot::Sender<Result<RecordDone, RegistryError>>),
+    Holders(DatabaseName, u8, oneshot::Sender<Result<RecordDone, RegistryError>>),
+    Placement(DatabaseName, oneshot::Sender<Option<Placement>>),
+    Members(oneshot::Sender<Vec<PeerId>>),
+    Drain(bool),
+    Close(oneshot::Sender<()>),
+}
+
+/// What tasks bring back.
+#[derive(Debug)]
+enum Event {
+    Input(Box<Input>),
+    Opened(DatabaseId, Database),
+}
+
+impl Fleet {
+    /// Makes the node a member of a fleet. The node must have a network, and the members must be connected or dialled.
+    /// The file `fleet.state` in the directory names the store; it belongs to the node's own data.
+    ///
+    /// # Errors
+    /// [`FleetError::Start`].
+    pub async fn start(node: Node, directory: PathBuf, options: Options) -> Result<Self, FleetError> {
+        let fail = |cause: String| FleetError::Start { cause };
+        let patience = crate::limits::DEFAULT_DEADLINE;
+        let state = tokio::task::spawn_blocking(move || State::open(&directory));
+        let state = state.await.map_err(|error| fail(error.to_string()))?.map_err(|error| fail(error.to_string()))?;
+        let name = DatabaseName::parse(REGISTRY_NAME).map_err(|error| fail(error.to_string()))?;
+        let registry = node.database(&name).await.map_err(|error| fail(error.to_string()))?;
+        let (commands, asked) = mpsc::channel(256);
+        let (events, happened) = mpsc::channel(1_024);
+        let streams = node.streams().ok_or_else(|| fail("the node has no network".to_owned()))?;
+        let others = options.members.iter().copied().filter(|peer| *peer != node.peer_id()).collect();
+        let links = Links::start(streams, others, events.clone()).ok_or_else(|| fail("started twice".to_owned()))?;
+        let mut driver = Driver::new(node, registry, state, options, links, events);
+        driver.begin().await.map_err(fail)?;
+        tokio::spawn(driver.run(asked, happened));
+        Ok(Self { commands, patience })
+    }
+
+    /// Makes a database that is held by so many members. Returns once more than half of the members know of it.
+    ///
+    /// # Errors
+    /// [`FleetError::Registry`].
+    pub async fn create(&self, name: &DatabaseName, holders: u8) -> Result<DatabaseId, FleetError> {
+        let durability = Durability::Require(holders);
+        match self.ask(|reply| Command::Create(name.clone(), holders, durability, reply)).await?? {
+            RecordDone::Created(id) | RecordDone::Dropped(id) => Ok(id),
+            RecordDone::Changed => Err(FleetError::Unknown),
+        }
+    }
+
+    /// Gives a database another number of holders, while it is in use.
+    ///
+    /// # Errors
+    /// [`FleetError::Registry`].
+    pub async fn set_holders(&self, name: &DatabaseName, holders: u8) -> Result<(), FleetError> {
+        self.ask(|reply| Command::Holders(name.clone(), holders, reply)).await??;
+        Ok(())
+    }
+
+    /// Puts a value. Whichever member this node is, the write goes to a ready holder; it is tried again with the same request
+    /// id while nobody is ready.
+    ///
+    /// # Errors
+    /// See [`FleetError`]; each says whether the write may exist.
+    ///
+    /// # Durability
+    /// As asked; the database's own if `None`.
+    pub async fn put(
+        &self,
+        database: &DatabaseName,
+        key: &Key,
+        value: impl Into<Bytes>,
+        durability: Option<Durability>,
+    ) -> Result<Confirmed, FleetError> {
+        self.batch(database, vec![(key.clone(), Some(value.into()))], durability).await
+    }
+
+    /// Deletes what the holder that takes it sees at the key.
+    ///
+    /// # Errors
+    /// As [`Fleet::put`].
+    pub async fn delete(
+        &self,
+        database: &DatabaseName,
+        key: &Key,
+        durability: Option<Durability>,
+    ) -> Result<Confirmed, FleetError> {
+        self.batch(database, vec![(key.clone(), None)], durability).await
+    }
+
+    /// Writes several changes at once: a value, or none to delete.
+    ///
+    /// # Errors
+    /// As [`Fleet::put`].
+    pub async fn batch(
+        &self,
+        database: &DatabaseName,
+        changes: Vec<(Key, Option<Bytes>)>,
+        durability: Option<Durability>,
+    ) -> Result<Confirmed, FleetError> {
+        let payload = store::encode_changes(&changes);
+        let operation = Operation::Write { durability, conditional: false, attempt: false, payload };
+        let (code, answer) = self.call(database, operation).await?;
+        match (code, answer.dot) {
+            (Code::Done, dot) => Ok(Confirmed { dot, holders: answer.holders, served_by: answer.served_by }),
+            (Code::Unconfirmed, Some(dot)) => {
+                let reason = answer.reason.unwrap_or(UnconfirmedReason::Deadline);
+                Err(FleetError::Unconfirmed { dot, holders: answer.holders, reason })
+            }
+            (code, _) => Err(error(code, &answer)),
+        }
+    }
+
+    /// The value at a key, from a ready holder.
+    ///
+    /// # Errors
+    /// When no ready holder was reached; never for a key that is not there.
+    pub async fn get(&self, database: &DatabaseName, key: &Key) -> Result<Option<Bytes>, FleetError> {
+        let payload = Bytes::copy_from_slice(key.as_str().as_bytes());
+        let (code, answer) = self.call(database, Operation::Read { stale: false, payload }).await?;
+        match code {
+            Code::Done => Ok(Some(answer.payload)),
+            Code::Absent => Ok(None),
+            code => Err(error(code, &answer)),
+        }
+    }
+
+    /// Who should hold a database, and who does.
+    ///
+    /// # Errors
+    /// [`FleetError::NoDatabase`].
+    pub async fn placement(&self, database: &DatabaseName) -> Result<Placement, FleetError> {
+        self.ask(|reply| Command::Placement(database.clone(), reply)).await?.ok_or(FleetError::NoDatabase)
+    }
+
+    /// The members that this node sees as live, itself among them.
+    ///
+    /// # Errors
+    /// [`FleetError::Closed`].
+    pub async fn members(&self) -> Result<Vec<PeerId>, FleetError> {
+        self.ask(Command::Members).await
+    }
+
+    /// This node is to hold nothing any more, or may hold again.
+    ///
+    /// # Errors
+    /// [`FleetError::Closed`].
+    pub async fn drain(&self, draining: bool) -> Result<(), FleetError> {
+        self.commands.send(Command::Drain(draining)).await.map_err(|_| FleetError::Closed)
+    }
+
+    /// Says good-bye to the fleet. The node itself stays open.
+    pub async fn close(&self) {
+        // An error says that it is closed already.
+        let _ = self.ask(Command::Close).await;
+    }
+
+    /// One call, tried again with the same request id while nobody is ready.
+    async fn call(&self, database: &DatabaseName, operation: Operation) -> Result<(Code, Answer), FleetError> {
+        let request = RequestId(rand::random());
+        let deadline = tokio::time::Instant::from_std(now()) + self.patience;
+        loop {
+            let left = deadline.saturating_duration_since(tokio::time::Instant::from_std(now()));
+            let command = |reply| Command::Call(database.clone(), request, operation.clone(), left, reply);
+            let (code, answer) = self.ask(command).await?;
+            if !code.is_retried() || left <= AGAIN {
+                return Ok((code, answer));
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, FleetError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| FleetError::Closed)?;
+        answer.await.map_err(|_| FleetError::Closed)
+    }
+}
+
+fn error(code: Code, answer: &Answer) -> FleetError {
+    match code {
+        Code::NoDatabase => FleetError::NoDatabase,
+        Code::NotEnoughHolders => FleetError::NotEnoughHolders,
+        Code::NotReady | Code::StaleView => FleetError::NotReady,
+        Code::Refused => FleetError::Refused { cause: String::from_utf8_lossy(&answer.payload).into_owned() },
+        Code::Done | Code::Unconfirmed | Code::Absent | Code::Broken => FleetError::Unknown,
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the driver is where time comes from")]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+struct Driver {
+    node: Node,
+    registry: Database,
+    state: State,
+    controller: Controller,
+    links: Links,
+    events: mpsc::Sender<Event>,
+    started: std::time::Instant,
+    open: BTreeMap<DatabaseId, Database>,
+    /// The registry as last handed in, and the revision that it was read at.
+    entries: BTreeMap<Key, Bytes>,
+    revision: u64,
+    /// What was last said to be on disk.
+    durable: BTreeMap<(DatabaseId, PeerId), VersionVector>,
+    hot: BTreeMap<DatabaseId, Moment>,
+    /// Where the looking at idle ones stands.
+    cursor: Option<DatabaseId>,
+    cold: Moment,
+    callers: BTreeMap<u64, oneshot::Sender<(Code, Answer)>>,
+    changes: BTreeMap<u64, oneshot::Sender<Result<RecordDone, RegistryError>>>,
+    token: u64,
+}
+
+impl Driver {
+    fn new(node: Node, registry: Database, state: State, options: Options, links: Links, events: mpsc::Sender<Event>) -> Self {
+        let me = node.peer_id();
+        let start =
+            Start { me, boot: rand::random::<u64>() >> 1, store: state.store, opening: state.opening, databases: Vec::new() };
+        let signer: Box<dyn Signer + Send> = Box::new(store::NodeSigner(node.signer()));
+        let verifier = Box::new(Zip215(rand::make_rng::<rand::rngs::StdRng>()));
+        let controller = Controller::new(start, options, signer, verifier, Box::new(rand::random), Moment::ZERO);
+        Self {
+            node,
+            registry,
+            state,
+            controller,
+            links,
+            events,
+            started: now(),
+            open: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            revision: u64::MAX,
+            durable: BTreeMap::new(),
+            hot: BTreeMap::new(),
+            cursor: None,
+            cold: Moment::ZERO,
+            callers: BTreeMap::new(),
+            changes: BTreeMap::new(),
+            token: 0,
+        }
+    }
+
+    /// Takes up what is on disk: the registry, and the databases that it knows.
+    async fn begin(&mut self) -> Result<(), String> {
+        let entries = store::list_all(&self.registry).map_err(|error| error.to_string())?;
+        let mut registry = Registry::default();
+        for (key, value) in &entries {
+            registry.apply(key, Some(value));
+        }
+        // Before the controller sees the registry: it must know what is here when it sees who claims what.
+        let known: Vec<(DatabaseId, DatabaseName)> = registry.all().map(|(id, live)| (id, live.name.clone())).collect();
+        let here: BTreeSet<DatabaseId> =
+            self.node.databases().map_err(|error| error.to_string())?.into_iter().map(|info| info.id).collect();
+        for (id, name) in known.into_iter().filter(|(id, _)| here.contains(id)) {
+            let database = self.node.database(&name).await.map_err(|error| error.to_string())?;
+            self.open.insert(id, database);
+            self.controller.found(id);
+        }
+        self.read_registry().await;
+        let all: Vec<DatabaseId> = self.open.keys().copied().chain([registry_id()]).collect();
+        self.look(all).await;
+        Ok(())
+    }
+
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut events: mpsc::Receiver<Event>) {
+        let mut ticks = tokio::time::interval(HOT);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Close(reply)) => {
+                        self.input(Input::Leave).await;
+                        // The last beat is on its way; a moment for it.
+                        tokio::time::sleep(AGAIN).await;
+                        let _ = reply.send(());
+                        return;
+                    }
+                    Some(command) => self.command(command).await,
+                    None => return,
+                },
+                Some(event) = events.recv() => match event {
+                    Event::Input(input) => self.input(*input).await,
+                    Event::Opened(id, database) => {
+                        self.open.insert(id, database);
+                        self.heat(id);
+                        self.look(vec![id]).await;
+                    }
+                },
+                _ = ticks.tick() => {
+                    let now = self.now();
+                    let cold = now >= self.cold;
+                    let wanted = self.wanted(cold, now);
+                    self.look(wanted).await;
+                    if cold {
+                        self.cold = now + COLD;
+                        self.input(Input::Tick(store::wall_ms())).await;
+                    }
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Moment {
+        self.started.elapsed()
+    }
+
+    async fn command(&mut self, command: Command) {
+        self.token += 1;
+        let token = self.token;
+        let patience = crate::limits::DEFAULT_DEADLINE;
+        match command {
+            Command::Call(name, request, operation, patience, reply) => {
+                let Some((database, _)) = self.controller.registry().current(&name) else {
+                    let answer = Answer::plain(self.node.peer_id(), Bytes::new());
+                    let _ = reply.send((Code::NoDatabase, answer));
+                    return;
+                };
+                self.callers.insert(token, reply);
+                self.input(Input::Call { token, request, database, operation, patience }).await;
+            }
+            Command::Create(name, holders, durability, reply) => {
+                self.changes.insert(token, reply);
+                self.heat(registry_id());
+                self.input(Input::Create { token, name, holders, durability, patience }).await;
+            }
+            Command::Holders(name, holders, reply) => {
+                self.changes.insert(token, reply);
+                self.heat(registry_id());
+                self.input(Input::SetHolders { token, name, holders, patience }).await;
+            }
+            Command::Placement(name, reply) => {
+                let database = self.controller.registry().current(&name).map(|(id, _)| id);
+                let placement = database.map(|database| Placement {
+                    database,
+                    desired: self.controller.desired(&database),
+                    ready: self.controller.serving(&database),
+                });
+                let _ = reply.send(placement);
+            }
+            Command::Members(reply) => {
+                let _ = reply.send(self.controller.membership().live().iter().copied().collect());
+            }
+            Command::Drain(draining) => self.input(Input::Drain(draining)).await,
+            Command::Close(_) => {}
+        }
+    }
+
+    /// Hands in one input, and all that follows from it at once.
+    async fn input(&mut self, input: Input) {
+        let mut inputs = std::collections::VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let now = self.now();
+            for output in self.controller.handle(input, now) {
+                inputs.extend(self.output(output).await);
+            }
+        }
+    }
+
+    fn heat(&mut self, database: DatabaseId) {
+        let until = self.now() + STAYS_HOT;
+        self.hot.insert(database, until);
+    }
+
+    /// What is to be looked at: that of which somebody waits for something, and now and then some of the rest.
+    fn wanted(&mut self, cold: bool, now: Moment) -> Vec<DatabaseId> {
+        self.hot.retain(|_, until| *until > now);
+        let mut wanted: Vec<DatabaseId> = self.hot.keys().copied().collect();
+        if cold {
+            let start = self.cursor.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+            let slice: Vec<DatabaseId> =
+                self.open.range((start, std::ops::Bound::Unbounded)).map(|(id, _)| *id).take(SLICE).collect();
+            self.cursor = if slice.len() < SLICE { None } else { slice.last().copied() };
+            wanted.extend(slice.into_iter().chain([registry_id()]));
+        }
+        wanted
+    }
+
+    /// Looks at what is on disk of these databases, here and elsewhere, and tells the controller what is new.
+    async fn look(&mut self, wanted: Vec<DatabaseId>) {
+        for database in wanted {
+            let told = self.node.durable(database).await;
+            // The registry is handed in before what covers it.
+            if database == registry_id() {
+                self.read_registry().await;
+            }
+            for (peer, vv) in told {
+                if self.durable.get(&(database, peer)) != Some(&vv) {
+                    self.durable.insert((database, peer), vv.clone());
+                    Box::pin(self.input(Input::Durable(database, peer, vv))).await;
+                }
+            }
+        }
+    }
+
+    /// Reads the registry anew if it has changed, and hands in what is different.
+    async fn read_registry(&mut self) {
+        let Ok(stats) = self.registry.stats() else { return };
+        if stats.revision == self.revision {
+            return;
+        }
+        let registry = self.registry.clone();
+        let read = tokio::task::spawn_blocking(move || store::list_all(&registry)).await;
+        let Ok(Ok(entries)) = read else {
+            tracing::warn!("the fleet's registry cannot be read; trying again");
+            return;
+        };
+        self.revision = stats.revision;
+        let gone = self.entries.keys().filter(|key| !entries.contains_key(*key)).map(|key| (key.clone(), None));
+        let new = entries.iter().filter(|(key, value)| self.entries.get(*key) != Some(*value));
+        let changed: Vec<_> = gone.chain(new.map(|(key, value)| (key.clone(), Some(value.clone())))).collect();
+        self.entries = entries;
+        if !changed.is_empty() {
+            Box::pin(self.input(Input::Registry(changed))).await;
+        }
+    }
+
+    /// Does what the controller wants; what can be answered at once comes back.
+    async fn output(&mut self, output: Output) -> Option<Input> {
+        match output {
+            Output::Publish(beat) => self.links.all(&Frame::Beat(beat)),
+            Output::Send(peer, frame) => self.links.send(peer, &frame),
+            Output::Open(database) | Output::Thaw(database) => self.open(database),
+            Output::Freeze(database) => return self.freeze(database).await,
+            Output::Destroy(database) => {
+                if let Some(open) = self.open.remove(&database) {
+                    // Closed it is neither served nor replicated. The bytes go when kvdb can drop a database.
+                    if let Err(error) = open.close().await {
+                        tracing::warn!(%database, %error, "closing a database that was let go of");
+                    }
+                }
+                self.durable.retain(|(of, _), _| *of != database);
+                return Some(Input::Destroyed(database));
+            }
+            Output::WriteRegistry(token, changes) => {
+                self.heat(registry_id());
+                store::write_registry(self.registry.clone(), token, changes, self.events.clone());
+            }
+            Output::SetStore(store) => {
+                self.state.renew(store).await;
+            }
+            Output::Commit(call, database, request, payload) => {
+                self.heat(database);
+                store::commit(self.open.get(&database).cloned(), call, request, payload, self.events.clone());
+            }
+            Output::Read(call, database, payload) => {
+                store::read(self.open.get(&database).cloned(), call, payload, self.events.clone());
+            }
+            Output::Reply(token, code, answer) => {
+                if let Some(caller) = self.callers.remove(&token) {
+                    // Whoever does not wait any more has given up.
+                    let _ = caller.send((code, answer));
+                }
+            }
+            Output::Record(token, outcome) => {
+                if let Some(caller) = self.changes.remove(&token) {
+                    let _ = caller.send(outcome);
+                }
+            }
+        }
+        None
+    }
+
+    fn open(&self, database: DatabaseId) {
+        let Some(live) = self.controller.registry().live(&database) else { return };
+        if live.generation != 0 {
+            tracing::error!(name = %live.name, "this release cannot open a database that was dropped and made again");
+            return;
+        }
+        let (node, name, events) = (self.node.clone(), live.name.clone(), self.events.clone());
+        tokio::spawn(async move {
+            match node.database(&name).await {
+                Ok(open) => drop(events.send(Event::Opened(database, open)).await),
+                Err(error) => tracing::error!(%name, %error, "cannot open a database that this node is to hold"),
+            }
+        });
+    }
+
+    /// A closed database merges and accepts nothing more.
+    async fn freeze(&mut self, database: DatabaseId) -> Option<Input> {
+        let open = self.open.remove(&database)?;
+        if let Err(error) = open.sync().await {
+            tracing::warn!(%database, %error, "cannot sync a database that is to be let go of");
+            return None;
+        }
+        // What is on disk now is told before nothing more is said of it.
+        let own = self.node.peer_id();
+        for (peer, vv) in self.node.durable(database).await {
+            if peer == own {
+                let outputs = self.controller.handle(Input::Durable(database, own, vv), self.started.elapsed());
+                for output in outputs {
+                    Box::pin(self.output(output)).await;
+                }
+            }
+        }
+        match open.close().await {
+            Ok(()) => Some(Input::Frozen(database)),
+            Err(error) => {
+                tracing::warn!(%database, %error, "cannot close a database that is to be let go of");
+                None
+            }
+        }
+    }
+}
