@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crdt::testing::{MemoryStore, MemoryStoreError, MemoryView};
 use crdt::{
     BlockHash, DatabaseId, Dot, Durability, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId, RequestRecord,
-    Row, Staged, Store, StoredBlock, View, WriteSet,
+    Row, Staged, Store, StoredBlock, VersionVector, View, WriteSet,
 };
 use thiserror::Error;
 
@@ -96,6 +96,14 @@ impl SimDisk {
     #[must_use]
     pub fn said_synced(&self) -> usize {
         self.said
+    }
+
+    /// The blocks of a database that survive a power failure.
+    #[must_use]
+    pub fn synced_vv(&self, database: &DatabaseId) -> VersionVector {
+        let synced = self.history.get(..self.synced).unwrap_or_default();
+        let sets = synced.iter().flat_map(|batch| batch.iter()).filter(|set| set.database == *database);
+        sets.flat_map(|set| set.vv.iter().map(|(replica, entry)| (*replica, entry.seq))).collect()
     }
 
     /// What the process sees, without the faults of reading.

@@ -54,7 +54,7 @@ pub(crate) fn plan(world: &mut World, random: &mut Random) {
             FAULTS.get(*number).is_some_and(|fault| {
                 let name = fault.name.to_owned();
                 fault.kind.is_some()
-                    && (faults.kinds.is_empty() || faults.kinds.contains(&name))
+                    && ((faults.kinds.is_empty() && !fault.only_named) || faults.kinds.contains(&name))
                     && !faults.without.contains(&name)
             })
         })

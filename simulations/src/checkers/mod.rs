@@ -270,26 +270,24 @@ impl Checker for Checkers {
     }
 }
 
-/// The blocks on a node's disk in the order of its log.
+/// Every block that the batches on a node's disk brought, in the order of merging. What its log still keeps of them must
+/// be the last part, without a gap.
 fn stored_blocks(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Result<Vec<Block>, String> {
-    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(Vec::new()) };
-    let mut blocks = Vec::new();
-    for entry in view.log(0) {
-        let crdt::LogEntry { revision, dot, .. } = entry.map_err(|error| error.to_string())?;
-        if blocks.is_empty() && revision > 1 {
-            // The beginning of the log was dropped on purpose: what it held is known from the disk's batches.
-            let dropped = usize::try_from(revision - 1).unwrap_or(usize::MAX);
-            blocks.extend(world.blocks(node, database).take(dropped).cloned());
-        }
-        let expected = blocks.len() as u64 + 1;
-        if revision != expected {
-            return Err(format!("n{node} has revision {revision} where {expected} must be"));
+    let taken: Vec<Block> = world.blocks(node, database).cloned().collect();
+    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(taken) };
+    let log: Vec<crdt::LogEntry> = view.log(0).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    let dropped = taken.len().checked_sub(log.len()).ok_or(format!("n{node} has more in its log than it ever took"))?;
+    for ((expected, entry), block) in (dropped as u64 + 1..).zip(&log).zip(taken.iter().skip(dropped)) {
+        let crdt::LogEntry { revision, dot, .. } = *entry;
+        if (revision, dot) != (expected, block.dot()) {
+            return Err(format!("n{node} has {dot} at revision {revision} where {} at {expected} must be", block.dot()));
         }
         let stored = view.block(&dot).map_err(|error| error.to_string())?;
-        let stored = stored.ok_or_else(|| format!("n{node} has {dot} in its log and no block of it"))?;
-        blocks.push(Block::from_store(stored.bytes).map_err(|error| error.to_string())?);
+        if stored.is_none_or(|stored| stored.hash != block.hash()) {
+            return Err(format!("n{node} has {dot} in its log and not the block of it"));
+        }
     }
-    Ok(blocks)
+    Ok(taken)
 }
 
 /// In which batch of the node's disk each block of a database came, in the order of merging.

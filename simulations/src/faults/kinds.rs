@@ -1,8 +1,10 @@
 //! Each kind of fault: its number, its name, and what it does.
 
-use crdt::{Store as _, View as _};
+use crdt::{Store as _, VersionVector, View as _};
+use kvdb::engine::machine::Work;
 
 use super::Strike;
+use crate::node::Sender;
 use crate::observe::{End, NodeId};
 use crate::random::Random;
 use crate::time::Time;
@@ -47,6 +49,7 @@ pub enum Kind {
     Overload,
     Leave,
     LongAway,
+    Compact,
 }
 
 /// A row of the list.
@@ -58,14 +61,16 @@ pub struct Fault {
     pub about: &'static str,
     /// How; `None` as long as there is nothing yet that it could strike.
     pub kind: Option<Kind>,
+    /// Drawn only if a scenario names it, since it does not go together with all others.
+    pub only_named: bool,
 }
 
 const fn fault(name: &'static str, kind: Kind, about: &'static str) -> Fault {
-    Fault { name, about, kind: Some(kind) }
+    Fault { name, about, kind: Some(kind), only_named: false }
 }
 
 const fn not_yet(name: &'static str, about: &'static str) -> Fault {
-    Fault { name, about, kind: None }
+    Fault { name, about, kind: None, only_named: false }
 }
 
 /// All kinds. Their places are their numbers, which plans keep: new ones come at the end.
@@ -102,7 +107,12 @@ pub const FAULTS: &[Fault] = &[
     ),
     not_yet("flapping-membership", "members come and go: needs the fleet (see flapping for links)"),
     not_yet("placement-change", "holders change during writes: needs the fleet"),
-    not_yet("compactions-on-different-views", "nodes compact by different floors: needs compaction"),
+    Fault {
+        name: "compactions-on-different-views",
+        about: "a node drops history, up to what all others have on disk; not with lost disks and old images, as long as there are no snapshots",
+        kind: Some(Kind::Compact),
+        only_named: true,
+    },
     not_yet("compaction-during-catch-up", "a node compacts while a peer catches up: needs compaction and snapshots"),
     fault("version-skew", Kind::VersionSkew, "a node is rolled to another version of the wire format, and back"),
     fault(
@@ -158,6 +168,7 @@ pub(super) fn strike(world: &mut World, kind: Kind, strike: &Strike) -> bool {
             (gone + 1) * 3 <= world.nodes.len() && end(world, node, End::Gone)
         }
         Kind::LongAway => long_away(world, node, size),
+        Kind::Compact => compact(world, node, size),
         _ => break_disk(world, kind, strike),
     }
 }
@@ -309,6 +320,26 @@ fn end(world: &mut World, node: NodeId, how: End) -> bool {
         world.crash(node, how);
     }
     up
+}
+
+/// Drops a part of the history that all others have on disk.
+fn compact(world: &mut World, id: NodeId, size: u64) -> bool {
+    let Some(database) = world.databases.get(usize::try_from(size >> 32).unwrap_or(0) % world.databases.len().max(1)).copied()
+    else {
+        return false;
+    };
+    let others = world.nodes.iter().filter(|node| node.id != id && !node.gone);
+    let synced: Vec<VersionVector> = others.map(|node| node.disk().synced_vv(&database)).collect();
+    let Some(node) = world.nodes.get(id).filter(|node| node.process().is_some()) else { return false };
+    let Ok(view) = node.disk().contents().view(&database) else { return false };
+    let log = view.log(1).filter_map(Result::ok);
+    let safe: Vec<u64> =
+        log.take_while(|entry| synced.iter().all(|vv| vv.covers(&entry.dot))).map(|entry| entry.revision).collect();
+    // Not always all of it, so that floors differ.
+    let part = safe.len() * usize::try_from(1 + size % 4).unwrap_or(1) / 4;
+    let Some(through) = safe.get(part.saturating_sub(1)).copied().filter(|_| part > 0) else { return false };
+    world.submit(id, Work::Truncate { database, through, limit: part }, Sender::Nobody);
+    true
 }
 
 fn long_away(world: &mut World, node: NodeId, size: u64) -> bool {
