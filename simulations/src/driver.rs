@@ -106,7 +106,7 @@ impl World {
             Output::Verdict(verdict) => self.verdict = Some(verdict),
             Output::Count(what) => {
                 self.count(what);
-                if matches!(what, "sync_misbehaviour" | "gossip_rejected") {
+                if what == "gossip_rejected" {
                     self.observe(&Observation::CutOff { node: id, what });
                 }
             }

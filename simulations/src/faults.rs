@@ -228,7 +228,8 @@ impl World {
         // In order: the streams' bytes were all in one sender's buffers.
         let first = now + path.delay(&mut self.random);
         for (place, event) in held.into_iter().enumerate() {
-            self.at(first + Time(place as u64), event);
+            let at = self.in_order(&event, first + Time(place as u64));
+            self.at(at, event);
         }
     }
 }

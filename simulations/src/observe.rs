@@ -150,8 +150,8 @@ pub enum Observation<'a> {
     CutOff {
         /// The node.
         node: NodeId,
-        /// What it counted.
-        what: &'static str,
+        /// What it says about it.
+        what: &'a str,
     },
     /// A fault struck.
     Fault {

@@ -10,7 +10,7 @@ use crdt::testing::FakeVerifier;
 use kvdb::PeerId;
 use kvdb::net::limits::{FAREWELL, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_TIMEOUT};
 use kvdb::net::machine::{Input, StreamEvent};
-use kvdb::net::wire::{Frame, SnapshotFrame};
+use kvdb::net::wire::{ErrorCode, Frame, SnapshotFrame};
 
 use crate::net::{Both, ConnId, Flow, Item, STREAM_WINDOW_BYTES, Side, Stream, StreamId};
 use crate::node::Room;
@@ -61,6 +61,20 @@ impl World {
         let arrives = flow.last_arrival;
         self.at(arrives, event);
         left
+    }
+
+    /// When something of a stream arrives that was held back: after what went before it, and before what comes after it.
+    pub(crate) fn in_order(&mut self, event: &Event, at: Time) -> Time {
+        let (id, side) = match event {
+            Event::StreamArrives(id) => (*id, Side::First),
+            Event::StreamReady(id) => (*id, Side::Second),
+            Event::Frame(id, side, _) | Event::StreamEnd(id, side, _) => (*id, *side),
+            _ => return at,
+        };
+        let Some(stream) = self.net.streams.get_mut(&id) else { return at };
+        let flow = stream.flows.of(side);
+        flow.last_arrival = flow.last_arrival.max(at);
+        flow.last_arrival
     }
 
     pub(crate) fn stream_arrives(&mut self, id: StreamId) {
@@ -165,6 +179,7 @@ impl World {
             Frame::Blocks { database, blocks } => {
                 self.observe(&Observation::Sent { node: id, to: other, database: *database, blocks });
             }
+            Frame::Error { code: ErrorCode::Protocol, text } => self.observe(&Observation::CutOff { node: id, what: text }),
             Frame::Ack { database, durable, .. } if !durable.is_empty() => {
                 self.observe(&Observation::Acked { node: id, to: other, database: *database, durable });
             }

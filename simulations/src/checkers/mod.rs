@@ -14,6 +14,7 @@ mod equality;
 mod expected;
 mod figures;
 mod heads;
+mod honest;
 mod memory;
 mod names;
 mod order;
@@ -166,6 +167,7 @@ impl Checkers {
             Box::new(answers::Answers),
             Box::new(order::Callers::default()),
             Box::new(agreement::Agreement::default()),
+            Box::new(honest::Honest::default()),
             Box::new(memory::Memory),
             Box::new(equality::Equality),
         ];
