@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
 use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, SnapshotWrite, Source, Store};
@@ -46,6 +46,8 @@ struct Inner<S> {
     in_flight: AtomicUsize,
     signer: Arc<dyn Signer + Send + Sync>,
     news: NewsDesk,
+    /// Why writes are refused, for whoever asks while a turn waits for the disk.
+    poison: OnceLock<String>,
     open: RwLock<BTreeMap<DatabaseId, Arc<Shared>>>,
     /// Watchers have come or gone since the last turn.
     watchers_changed: AtomicBool,
@@ -117,6 +119,7 @@ where
             in_flight: AtomicUsize::new(0),
             signer,
             news: NewsDesk::default(),
+            poison: OnceLock::new(),
             open: RwLock::default(),
             watchers_changed: AtomicBool::new(false),
             threads: Mutex::default(),
@@ -236,9 +239,9 @@ where
         read(&self.0.open).keys().copied().collect()
     }
 
-    /// Why writes are refused, if they are.
+    /// Why writes are refused, if they are. Never waits for a turn.
     pub fn poison(&self) -> Option<String> {
-        lock(&self.0.engine).as_ref().and_then(|engine| engine.poison().map(str::to_owned))
+        self.0.poison.get().cloned()
     }
 
     /// Bytes that wait for the engine.
@@ -405,6 +408,8 @@ impl<S: Store + Clone> Inner<S> {
                 {
                     engine.set_poison(error.to_string());
                 }
+                // The first failure is the cause of all later ones.
+                let _ = self.poison.set(error.to_string());
             }
         }
     }
@@ -420,6 +425,8 @@ impl<S: Store + Clone> Inner<S> {
         let outcome = engine.turn(works, &mut env);
         if !poisoned && let Some(cause) = engine.poison() {
             tracing::error!(cause, "a commit failed; the store refuses writes from now on");
+            // The first failure is the cause of all later ones.
+            let _ = self.poison.set(cause.to_owned());
         }
         self.publish(engine, &outcome);
         for (caller, reply) in callers.into_iter().zip(outcome.replies) {

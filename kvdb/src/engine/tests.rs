@@ -311,3 +311,42 @@ fn what_a_failed_sync_did_not_cover_is_not_called_durable() {
     rig.engine.synced(&owed);
     assert_eq!(rig.engine.durable(&database("one")).len(), 1);
 }
+
+/// A store whose syncs wait until the gate opens.
+#[derive(Clone)]
+struct GatedStore {
+    inner: MemoryStore,
+    gate: std::sync::Arc<std::sync::Mutex<()>>,
+}
+
+impl Store for GatedStore {
+    type Error = MemoryStoreError;
+    type View<'a> = MemoryView<'a>;
+
+    fn view(&self, database: &DatabaseId) -> Result<MemoryView<'_>, MemoryStoreError> {
+        self.inner.view(database)
+    }
+
+    fn commit(&mut self, writes: &[WriteSet], durability: Durability) -> Result<(), MemoryStoreError> {
+        drop(self.gate.lock().unwrap());
+        self.inner.commit(writes, durability)
+    }
+}
+
+#[test]
+fn s12_what_the_store_refuses_is_told_while_a_turn_waits_for_the_disk() {
+    let store = GatedStore { inner: MemoryStore::default(), gate: std::sync::Arc::default() };
+    let gate = std::sync::Arc::clone(&store.gate);
+    let handle = super::EngineHandle::start(store, std::sync::Arc::new(Ed25519Signer::from_seed([1; 32]))).unwrap();
+    let closed = gate.lock().unwrap();
+    let (waiting, asking) = (handle.clone(), handle.clone());
+    let synced = std::thread::spawn(move || futures::executor::block_on(waiting.sync()));
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let (answer, answered) = std::sync::mpsc::channel();
+    std::thread::spawn(move || answer.send((asking.poison(), asking.waiting_bytes())));
+    assert_eq!(answered.recv_timeout(std::time::Duration::from_secs(10)).unwrap().0, None);
+    assert!(!synced.is_finished(), "the turn does not wait for the disk, so that this shows nothing");
+    drop(closed);
+    synced.join().unwrap().unwrap();
+    handle.stop();
+}
