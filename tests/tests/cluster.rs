@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long nodes may take to become ready or equal on a slow machine; nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The program under test: cargo puts it beside the directory of this test.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(Path::parent).unwrap().join("kvdb");
     assert!(program.exists(), "{} is not built; test the whole workspace", program.display());
@@ -31,23 +31,25 @@ fn kvdb() -> Command {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-struct Node {
-    dir: TempDir,
-    http: u16,
-    peer: u16,
-    child: Option<Child>,
+pub(crate) struct Node {
+    pub(crate) dir: TempDir,
+    pub(crate) http: u16,
+    pub(crate) peer: u16,
+    pub(crate) child: Option<Child>,
+    /// Variables that the process gets beside its own.
+    pub(crate) env: Vec<(&'static str, PathBuf)>,
 }
 
 impl Node {
-    fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), http: free_port(), peer: free_port(), child: None }
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), http: free_port(), peer: free_port(), child: None, env: Vec::new() }
     }
 
-    fn command(&self, bootstrap: &[u16]) -> Command {
+    pub(crate) fn command(&self, bootstrap: &[u16]) -> Command {
         let peers: Vec<String> = bootstrap.iter().map(|port| format!("/ip4/127.0.0.1/tcp/{port}")).collect();
         let mut command = kvdb();
         command.arg("run").arg("--data-dir").arg(self.dir.path().join("data"));
@@ -56,22 +58,22 @@ impl Node {
         if !peers.is_empty() {
             command.args(["--p2p-bootstrap", &peers.join(",")]);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
 
-    fn spawn(&mut self, bootstrap: &[u16]) {
+    pub(crate) fn spawn(&mut self, bootstrap: &[u16]) {
         let log = std::fs::File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         self.child = Some(self.command(bootstrap).stderr(log).spawn().unwrap());
     }
 
     /// Starts the process and waits until it says that it is ready.
-    fn start(&mut self, bootstrap: &[u16]) {
+    pub(crate) fn start(&mut self, bootstrap: &[u16]) {
         self.spawn(bootstrap);
         self.wait_ready();
     }
 
-    fn wait_ready(&mut self) {
+    pub(crate) fn wait_ready(&mut self) {
         let end = Instant::now() + PATIENCE;
         while self.get("/readyz").is_none_or(|(status, _)| status != 200) {
             assert!(Instant::now() < end, "not ready:\n{}", self.log());
@@ -81,11 +83,20 @@ impl Node {
         }
     }
 
-    fn log(&self) -> String {
+    /// Waits until the process answers at all.
+    pub(crate) fn wait_up(&self) {
+        let end = Instant::now() + PATIENCE;
+        while self.get("/healthz").is_none() {
+            assert!(Instant::now() < end, "does not answer:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    fn get(&self, path: &str) -> Option<(u16, String)> {
+    pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         let mut socket = TcpStream::connect(("127.0.0.1", self.http)).ok()?;
         socket.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
         write!(socket, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{}\r\n\r\n", self.http).ok()?;
@@ -96,13 +107,13 @@ impl Node {
     }
 
     /// Keys and digest.
-    fn state(&self) -> Option<(u64, String)> {
+    pub(crate) fn state(&self) -> Option<(u64, String)> {
         let (_, body) = self.get("/v1/databases/demo")?;
         let figures: serde_json::Value = serde_json::from_str(&body).ok()?;
         Some((figures.get("keys")?.as_u64()?, figures.get("digest")?.as_str()?.to_owned()))
     }
 
-    fn client(&self, args: &[&str], input: &str) -> Output {
+    pub(crate) fn client(&self, args: &[&str], input: &str) -> Output {
         let mut command = kvdb();
         command.args(args).args(["--server", &format!("http://127.0.0.1:{}", self.http), "--db", "demo"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -115,7 +126,7 @@ impl Node {
         output
     }
 
-    fn import(&self, prefix: &str, from: usize, count: usize) -> bool {
+    pub(crate) fn import(&self, prefix: &str, from: usize, count: usize) -> bool {
         let mut lines = String::new();
         for n in from..from + count {
             writeln!(lines, r#"{{"key":"{prefix}/{n:06}","encoding":"utf8","value":"value {n}"}}"#).unwrap();
@@ -123,19 +134,19 @@ impl Node {
         self.client(&["import", "--durability", "buffered"], &lines).status.success()
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([format!("-{name}"), id]).status().unwrap().success());
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     /// Asks the process to end and returns its exit code.
-    fn stop(&mut self) -> Option<i32> {
+    pub(crate) fn stop(&mut self) -> Option<i32> {
         self.signal("TERM");
         let status = self.child.take().unwrap().wait().unwrap();
         status.code()
@@ -151,7 +162,7 @@ impl Drop for Node {
     }
 }
 
-fn wait_equal(nodes: &[&Node], keys: impl Fn(u64) -> bool) -> (u64, String) {
+pub(crate) fn wait_equal(nodes: &[&Node], keys: impl Fn(u64) -> bool) -> (u64, String) {
     let end = Instant::now() + PATIENCE;
     loop {
         let states: Vec<_> = nodes.iter().map(|node| node.state()).collect();

@@ -4,9 +4,12 @@
 
 mod cluster;
 mod compact;
+mod crash;
 mod drop;
+mod hostile;
 mod house;
 mod library;
+mod networks;
 mod node;
 mod replication;
 mod watch;
