@@ -5,6 +5,7 @@
 mod bytes;
 mod conditions;
 mod contract;
+mod corpus;
 mod golden;
 mod group;
 mod ids;
@@ -14,6 +15,7 @@ mod raw;
 mod refused;
 mod scripts;
 mod snapshot;
+mod walk;
 mod world;
 
 /// This package's directory, by the variable of the run, not of the build: one target directory serves several checkouts.

@@ -188,3 +188,36 @@ quickcheck! {
         }
     }
 }
+
+/// What fuzzing has kept, tried again by every run.
+fn corpus(target: &str) -> Vec<Bytes> {
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap();
+    let files = std::fs::read_dir(std::path::Path::new(&package).join("../fuzz/corpus").join(target)).unwrap();
+    let files: Vec<Bytes> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap().into()).collect();
+    assert!(files.len() > 3, "the corpus of {target} is empty");
+    files
+}
+
+#[test]
+fn frames_and_messages_from_fuzzing_have_one_encoding() {
+    let frames = corpus("frame").into_iter().filter(|bytes| {
+        Frame::decode(bytes.clone()).is_ok_and(|frame| {
+            // Last words are read as well as may be, and of a hello of another version nothing more.
+            let loose = match &frame {
+                Frame::Error { .. } => true,
+                Frame::Hello(hello) => hello.version != PROTOCOL_VERSION,
+                _ => false,
+            };
+            assert!(frame.encode() == *bytes || loose, "{frame:?}");
+            !loose
+        })
+    });
+    assert!(frames.count() > 0, "not one frame");
+    let messages = corpus("message").into_iter().filter(|bytes| {
+        Message::decode(bytes.clone()).is_ok_and(|message| {
+            assert_eq!(message.encode(), bytes, "{message:?}");
+            true
+        })
+    });
+    assert!(messages.count() > 0, "not one message");
+}
