@@ -39,6 +39,10 @@ pub const MAX_WAIT_MS: u64 = 60_000;
 pub const DEFAULT_WAIT_MS: u64 = 5_000;
 /// Longest time to live that a put may ask for, in milliseconds: a hundred years.
 pub const MAX_TTL_MS: u64 = 100 * 365 * 24 * 3_600 * 1_000;
+/// Most nodes that a request may wait for.
+pub const MAX_HOLDERS: u64 = 512;
+/// Most databases in one page of the catalogue, and the default.
+pub const MAX_DATABASES_PAGE: u64 = 1_000;
 /// How long a graceful stop waits for requests under way.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Shortest HTTP token, in bytes.

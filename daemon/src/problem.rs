@@ -74,6 +74,10 @@ pub enum Code {
     CommitFailed,
     /// The dot was not covered in time.
     NotCovered,
+    /// Fewer nodes than asked for had it on disk in time.
+    NotHeld,
+    /// Other nodes are needed, and this one has no network.
+    NoNetwork,
     /// A peer has what is lacking here, or none has been compared with yet.
     NotCaughtUp,
     /// The database was dropped meanwhile.
@@ -135,6 +139,8 @@ impl Code {
             Self::CommitFailed => (503, "The commit failed"),
             Self::NotCovered => (503, "Not covered in time"),
             Self::Dropped => (410, "The database was dropped"),
+            Self::NotHeld => (503, "Not on the disks of so many nodes in time"),
+            Self::NoNetwork => (409, "No network"),
             Self::DiskFull => (507, "The disk is full"),
             Self::HistoryFull => (507, "Too much history is on no other node"),
         }
@@ -161,6 +167,7 @@ impl Code {
                 | Self::TooManyWatchers
                 | Self::DialFailed
                 | Self::NotCovered
+                | Self::NotHeld
                 | Self::NotCaughtUp
         );
         (

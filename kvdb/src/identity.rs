@@ -41,7 +41,7 @@ pub(crate) fn signer(keypair: &Keypair) -> Option<crdt::Ed25519Signer> {
 }
 
 /// Writes a file whole or not at all, readable by its owner only.
-fn write_synced(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write_synced(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let scratch = path.with_extension("new");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);

@@ -34,6 +34,16 @@ pub const MAX_PATTERN_BYTES: usize = 1_024;
 pub const MAX_PATTERN_MEMORY: usize = 1 << 20;
 /// A walk looks this often, in rows, whether anybody still waits for what it searches.
 pub const LIST_LOOK_ROWS: usize = 1_024;
+/// Most peers of earlier runs that are remembered, and dialled at the start.
+pub const MAX_REMEMBERED_DIALS: usize = 16;
+/// Most addresses remembered of one peer.
+pub const MAX_REMEMBERED_ADDRESSES: usize = 4;
+/// No more than this is read of the file with them, in bytes.
+pub const MAX_REMEMBERED_BYTES: u64 = 64 << 10;
+/// The first pause between dials of peers of earlier runs; it doubles up to [`REMEMBER_INTERVAL`].
+pub const REMEMBERED_REDIAL: Duration = Duration::from_secs(1);
+/// How often the connected peers are written down, and those of earlier runs dialled, once a node has been up for a while.
+pub const REMEMBER_INTERVAL: Duration = Duration::from_secs(60);
 /// Most watchers open at a time in one node.
 pub const MAX_WATCHERS: usize = 1_024;
 /// Bytes of changed keys that the engine remembers per watched database; a watcher further behind reads the log.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crdt::{DatabaseId, DatabaseName, Durability, VersionVector};
+use crdt::{DatabaseId, DatabaseName, Digest, Durability, Meta, VersionVector};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::{Notify, Semaphore};
 
@@ -19,7 +19,8 @@ use crate::identity;
 use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_WATCHERS};
 use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::{HistoryOptions, NodeOptions};
-use crate::store::{DiskUse, RocksStore};
+use crate::remembered;
+use crate::store::{DiskUse, RocksStore, StoreError};
 
 /// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
 /// databases is dropped, which blocks until what waits is written.
@@ -72,6 +73,14 @@ impl Inner {
         Err(WriteError::HistoryFull { bytes, limit })
     }
 
+    pub(crate) fn peer_id(&self) -> PeerId {
+        self.peer_id
+    }
+
+    pub(crate) fn net(&self) -> Option<&NetHandle> {
+        self.net.as_ref()
+    }
+
     fn caught_up(&self) -> bool {
         let Some(net) = &self.net else { return true };
         let peers = net.peers();
@@ -112,6 +121,12 @@ pub struct DatabaseInfo {
     pub generation: u64,
     /// Whether it is open, and so replicated.
     pub open: bool,
+    /// Keys at which something is alive.
+    pub keys: u64,
+    /// Sum over all that is alive: equal on nodes that hold the same state.
+    pub digest: Digest,
+    /// Blocks merged here.
+    pub revision: u64,
 }
 
 /// Figures of a node.
@@ -142,6 +157,7 @@ impl Node {
         if let Some(network) = &network {
             network.check()?;
         }
+        let home = data_dir.clone();
         let opened = tokio::task::spawn_blocking(move || {
             let directory = |source| OpenError::Directory { path: data_dir.clone(), source };
             std::fs::create_dir_all(&data_dir).map_err(directory)?;
@@ -166,6 +182,7 @@ impl Node {
         })?;
         if let Some(net) = &net {
             net.listening(listeners).await;
+            tokio::spawn(remembered::run(net.clone(), home));
         }
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
@@ -296,15 +313,33 @@ impl Node {
     /// # Errors
     /// When the store cannot read.
     pub fn databases(&self) -> Result<Vec<DatabaseInfo>, ReadError> {
+        self.databases_after(None, usize::MAX)
+    }
+
+    /// Up to `limit` databases in the catalogue after a name, by name, open or not.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn databases_after(&self, after: Option<&DatabaseName>, limit: usize) -> Result<Vec<DatabaseInfo>, ReadError> {
         let open: BTreeSet<DatabaseId> = self.0.engine.open_databases().into_iter().collect();
-        let records = self.0.store.read(|store| store.databases().map_err(|error| read_error(&error)))?;
-        let info = |record: crate::store::DatabaseRecord| DatabaseInfo {
-            open: open.contains(&record.id),
-            name: record.name,
-            id: record.id,
-            generation: record.generation,
+        let infos = |store: &RocksStore| {
+            let records = store.databases_after(after, limit)?;
+            let info = |record: crate::store::DatabaseRecord| {
+                let Meta { keys, digest, revision, .. } = store.meta(&record.id)?;
+                let open = open.contains(&record.id);
+                Ok(DatabaseInfo { name: record.name, id: record.id, generation: record.generation, open, keys, digest, revision })
+            };
+            records.into_iter().map(info).collect::<Result<Vec<_>, StoreError>>()
         };
-        Ok(records.into_iter().map(info).collect())
+        self.0.store.read(|store| infos(store).map_err(|error| read_error(&error)))
+    }
+
+    /// Whether a database is in the catalogue, open or not.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn has_database(&self, name: &DatabaseName) -> Result<bool, ReadError> {
+        self.0.store.read(|store| store.has_database(name).map_err(|error| read_error(&error)))
     }
 
     /// What uses the disk. May wait for it.

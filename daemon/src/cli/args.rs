@@ -56,6 +56,11 @@ pub(super) enum Command {
     Drop(DropArgs),
     /// Make or list databases
     Db(DbArgs),
+    /// Show all databases of the node: open or closed, keys, digest, id
+    Databases(ShowArgs),
+    /// Wait until the node has a write, or until several nodes have it on disk, and name these
+    #[command(after_help = WAIT_HELP)]
+    Wait(WaitArgs),
     /// Put what a file holds, one JSON record a line, as `kvdb export` writes it
     #[command(after_help = TRANSFER_HELP)]
     Import(ImportArgs),
@@ -78,6 +83,10 @@ A line is `put KEY DOT` or `delete KEY`; after the listing of --list comes `list
 Several changes of one key may become one line. When the connection breaks off the watch goes on from where it was; if the
 node no longer knows what happened since, it prints `reset` and lists again: forget what was shown before.
 What has expired is shown as deleted only once something else changes the key.";
+
+const WAIT_HELP: &str = "\
+Nodes are counted that are connected to this one, have the database open and say that they have the write on disk; this
+one counts too. It is no promise about who keeps it, and no barrier of a fleet.";
 
 const TRANSFER_HELP: &str = "\
 A record is {\"key\": \"/a\", \"encoding\": \"utf8\" or \"base64\", \"value\": \"...\"}; an export ends with {\"end\": {\"count\": n}}.
@@ -338,6 +347,20 @@ pub(super) struct ShowArgs {
     pub(super) json: bool,
     #[command(flatten)]
     pub(super) server: ServerArgs,
+}
+
+#[derive(Args)]
+pub(super) struct WaitArgs {
+    /// The write, as put with --json or get with --json names it
+    pub(super) dot: Dot,
+    /// How many nodes must have it on disk
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) holders: Option<u32>,
+    /// How long to wait, at most 1m
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
+    pub(super) wait: Duration,
+    #[command(flatten)]
+    pub(super) client: ClientArgs,
 }
 
 #[derive(Args)]

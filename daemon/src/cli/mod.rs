@@ -56,6 +56,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Compact(args) => compact::compact(&args),
         Command::Drop(args) => node::drop_database(&args),
         Command::Db(args) => node::db(&args),
+        Command::Databases(args) => node::databases(&args),
+        Command::Wait(args) => node::wait(&args),
         Command::Import(args) => transfer::import(&args),
         Command::Export(args) => transfer::export(&args),
     }

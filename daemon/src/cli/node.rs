@@ -1,12 +1,12 @@
-//! `status`, `peers`, `db`.
+//! `status`, `peers`, `db`, `databases`, `wait`.
 
 use std::io::Write as _;
 
 use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ShowArgs};
-use super::client::{Client, read_json};
+use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ShowArgs, WaitArgs};
+use super::client::{Client, DatabaseClient, encode, read_json};
 use super::failure::Failure;
 
 /// `kvdb status`
@@ -60,11 +60,9 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
             print(&format!("database {name} {what}, id {}", word(&answer, "id")))
         }
         DbCommand::List(args) => {
-            let list: Value = Client::new(&args.server)?.get_json("/v1/databases")?;
-            if args.json {
-                return print(&list.to_string());
-            }
-            print(&items(&list, "databases").map(|database| word(database, "name") + "\n").collect::<String>())
+            let all = catalogue(&Client::new(&args.server)?)?;
+            let names = || all.iter().map(|database| word(database, "name") + "\n").collect::<String>();
+            print(&if args.json { json!({ "databases": all }).to_string() } else { names() })
         }
     }
 }
@@ -77,6 +75,37 @@ pub(super) fn drop_database(args: &DropArgs) -> Result<(), Failure> {
     }
     Client::new(&args.server)?.send(Method::DELETE, &format!("/v1/databases/{name}"), "", &[])?;
     print(&format!("database {name} dropped"))
+}
+
+/// `kvdb databases`
+pub(super) fn databases(args: &ShowArgs) -> Result<(), Failure> {
+    let all = catalogue(&Client::new(&args.server)?)?;
+    let line = |database: &Value| {
+        let state = if database.get("open").and_then(Value::as_bool) == Some(true) { "open" } else { "closed" };
+        let fields = ["keys", "digest", "revision", "id"].map(|field| format!("{field}={}", word(database, field)));
+        format!("database {} {state} {}\n", word(database, "name"), fields.join(" "))
+    };
+    print(&if args.json { json!({ "databases": all }).to_string() } else { all.iter().map(line).collect() })
+}
+
+/// All databases of a node, page by page.
+fn catalogue(client: &Client) -> Result<Vec<Value>, Failure> {
+    let mut all = Vec::new();
+    let mut path = "/v1/databases".to_owned();
+    loop {
+        let page: Value = client.get_json(&path)?;
+        all.extend(items(&page, "databases").cloned());
+        let Some(next) = page.get("next").and_then(Value::as_str) else { return Ok(all) };
+        path = format!("/v1/databases?after={}", encode(next));
+    }
+}
+
+/// `kvdb wait`
+pub(super) fn wait(args: &WaitArgs) -> Result<(), Failure> {
+    let holders = args.holders.map(|count| format!("&holders={count}")).unwrap_or_default();
+    let path = format!("wait?dot={}&timeout_ms={}{holders}", args.dot, args.wait.as_millis());
+    let answer: Value = read_json(DatabaseClient::new(&args.client)?.send(Method::GET, &path, "", &[])?, true)?;
+    print(&items(&answer, "holders").map(|peer| plain(peer) + "\n").collect::<String>())
 }
 
 fn peer_line(peer: &Value) -> String {

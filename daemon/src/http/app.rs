@@ -168,7 +168,7 @@ impl App {
     pub(super) async fn has(&self, name: &DatabaseName) -> Result<bool, Problem> {
         let node = self.node().clone();
         let name = name.clone();
-        blocking(move || Ok(node.databases()?.iter().any(|info| info.name == name))).await
+        blocking(move || Ok(node.has_database(&name)?)).await
     }
 }
 

@@ -9,20 +9,30 @@ use serde_json::{Value, json};
 
 use super::app::{App, Call, blocking, json};
 use super::body;
-use crate::limits::{DEFAULT_WAIT_MS, MAX_JSON_BODY_BYTES, MAX_WAIT_MS};
+use crate::limits::{DEFAULT_WAIT_MS, MAX_DATABASES_PAGE, MAX_HOLDERS, MAX_JSON_BODY_BYTES, MAX_WAIT_MS};
 use crate::problem::{Code, Problem};
 
 /// `GET /v1/databases`
-pub(super) async fn all(app: &App, call: Call) -> Result<Response, Problem> {
+pub(super) async fn all(app: &App, mut call: Call) -> Result<Response, Problem> {
+    let after = call.query.take("after").map(|name| DatabaseName::parse(&name)).transpose()?;
+    let limit = call.query.take_number("limit", 1..=MAX_DATABASES_PAGE)?.unwrap_or(MAX_DATABASES_PAGE);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     call.query.finish()?;
     let node = app.node().clone();
-    let infos = blocking(move || Ok(node.databases()?)).await?;
+    // One more than asked tells whether there is more.
+    let mut infos = blocking(move || Ok(node.databases_after(after.as_ref(), limit + 1)?)).await?;
+    let more = infos.len() > limit;
+    infos.truncate(limit);
+    let next = infos.last().filter(|_| more).map(|info| info.name.as_str());
     let databases: Vec<Value> = infos.iter().map(info).collect();
-    json(StatusCode::OK, &json!({ "databases": databases }))
+    json(StatusCode::OK, &json!({ "databases": databases, "next": next }))
 }
 
 fn info(info: &DatabaseInfo) -> Value {
-    json!({ "name": info.name.as_str(), "id": info.id.to_string(), "generation": info.generation, "open": info.open })
+    json!({
+        "name": info.name.as_str(), "id": info.id.to_string(), "generation": info.generation, "open": info.open,
+        "keys": info.keys, "digest": info.digest.to_string(), "revision": info.revision,
+    })
 }
 
 /// `GET /v1/databases/{db}`: its figures.
@@ -82,12 +92,23 @@ pub(super) async fn drop(app: &App, name: &DatabaseName, call: Call) -> Result<R
     json(StatusCode::OK, &json!({ "name": name.as_str(), "dropped": true }))
 }
 
-/// `GET …/wait?dot=`: answers once this node has merged the dot.
+/// `GET …/wait?dot=&holders=`: answers once this node has merged the dot, and so many nodes have it on disk.
 pub(super) async fn wait(database: &Database, mut call: Call) -> Result<Response, Problem> {
     let text = call.query.need("dot")?;
     let dot: Dot = text.parse().map_err(|error| Problem::new(Code::BadRequest, format!("dot={text:?}: {error}")))?;
     let millis = call.query.take_number("timeout_ms", 0..=MAX_WAIT_MS)?.unwrap_or(DEFAULT_WAIT_MS);
+    let holders = call.query.take_number("holders", 1..=MAX_HOLDERS)?;
     call.query.finish()?;
-    database.wait_for(dot, Duration::from_millis(millis)).await?;
-    json(StatusCode::OK, &json!({ "dot": dot.to_string(), "covered": true }))
+    let timeout = Duration::from_millis(millis);
+    let mut document = json!({ "dot": dot.to_string(), "covered": true });
+    match holders {
+        None => database.wait_for(dot, timeout).await?,
+        Some(count) => {
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            let holders = database.wait_for_holders(dot, count, timeout).await?;
+            let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
+            document.as_object_mut().map(|fields| fields.insert("holders".into(), json!(holders)));
+        }
+    }
+    json(StatusCode::OK, &document)
 }

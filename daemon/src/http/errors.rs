@@ -4,8 +4,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use kvdb::{
-    DatabaseNameError, DialError, DropError, KeyError, OpenDatabaseError, PatternError, ReadError, WaitError, WatchError,
-    WriteError, WriteRefusal,
+    DatabaseNameError, DialError, DropError, HoldersError, KeyError, OpenDatabaseError, PatternError, ReadError, WaitError,
+    WatchError, WriteError, WriteRefusal,
 };
 
 use super::keys::text_header;
@@ -137,6 +137,18 @@ impl From<DropError> for Problem {
 impl From<WaitError> for Problem {
     fn from(error: WaitError) -> Self {
         let code = if matches!(error, WaitError::NotCovered { .. }) { Code::NotCovered } else { Code::Closed };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<HoldersError> for Problem {
+    fn from(error: HoldersError) -> Self {
+        let code = match error {
+            HoldersError::Closed => Code::Closed,
+            HoldersError::NoNetwork => Code::NoNetwork,
+            HoldersError::Sync(error) => return error.into(),
+            _ => Code::NotHeld,
+        };
         Self::new(code, error.to_string())
     }
 }

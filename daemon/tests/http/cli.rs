@@ -108,3 +108,42 @@ fn a05_a_listing_cut_short_is_told_from_a_whole_one() {
         }
     }
 }
+
+#[test]
+fn databases_are_shown_whole_and_page_by_page_and_waits_name_the_holders() {
+    let node = TestNode::start();
+    let mut names = vec!["d".to_owned()];
+    for n in 0..7 {
+        names.push(format!("more-{n}"));
+        assert_eq!(node.send("PUT", &format!("/v1/databases/more-{n}"), &[], b"").status, 201);
+    }
+    let page = node.send("GET", "/v1/databases?limit=3", &[], b"").json();
+    assert_eq!((page["databases"].as_array().unwrap().len(), page["next"].as_str()), (3, Some("more-1")));
+    let rest = node.send("GET", "/v1/databases?after=more-1&limit=1000", &[], b"").json();
+    assert_eq!((rest["databases"].as_array().unwrap().len(), rest["next"].is_null()), (5, true));
+    for bad in ["limit=0", "limit=1001", "after=.x", "page=2"] {
+        assert_eq!(node.send("GET", &format!("/v1/databases?{bad}"), &[], b"").status, 400, "{bad}");
+    }
+    let put = node.db("PUT", "keys/a", b"1");
+    let shown = String::from_utf8(node.kvdb(&["databases"], b"").stdout).unwrap();
+    assert_eq!(shown.lines().filter_map(|line| line.split(' ').nth(1)).collect::<Vec<_>>(), names);
+    let figures = node.send("GET", "/v1/databases/d", &[], b"").json();
+    let digest = figures["digest"].as_str().unwrap();
+    assert!(
+        shown.lines().next().unwrap().starts_with(&format!("database d open keys=1 digest={digest} revision=1 id=")),
+        "{shown}"
+    );
+    let dot = put.header("kvdb-dot").unwrap();
+    let held = node.kvdb(&["wait", dot, "--holders", "1"], b"");
+    let peer = node.send("GET", "/v1/status", &[], b"").json()["peer_id"].as_str().unwrap().to_owned();
+    assert_eq!((held.status.code(), String::from_utf8(held.stdout).unwrap()), (Some(0), format!("{peer}\n")));
+    assert_eq!(node.kvdb(&["wait", dot], b"").status.code(), Some(0));
+    // This node has no network: nobody else will ever have it.
+    let refused = node.db("GET", &format!("wait?dot={dot}&holders=2"), b"");
+    assert_eq!((refused.status, refused.json()["code"].as_str()), (409, Some("no_network")));
+    let unknown = format!("{dot}9");
+    let (code, line) = failed(&node.kvdb(&["wait", &unknown, "--holders", "1", "--wait", "50ms"], b""));
+    assert!(code == 3 && line.contains("0 of 1"), "{line}");
+    assert_eq!(node.db("GET", &format!("wait?dot={dot}&holders=0"), b"").status, 400);
+    assert_eq!(node.db("GET", &format!("wait?dot={dot}&holders=513"), b"").status, 400);
+}

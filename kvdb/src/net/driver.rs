@@ -26,6 +26,7 @@ use super::port::{Backend, NewsSource, StandingView as _, read};
 use super::streams::{Link, StreamEvent};
 use super::swarm::{Event, Network};
 use super::sync::{OpenedView, ReadChunk, SessionId};
+use super::wire::Frame;
 use super::{Moment, lanes};
 use crate::engine::port::{Delivery, LogChunk};
 
@@ -382,7 +383,15 @@ impl<B: Backend> Driver<B> {
 
     fn stream_event(&mut self, peer: PeerId, epoch: u64, event: StreamEvent) {
         self.touch_status();
+        let ack = matches!(&event, StreamEvent::Frame(Frame::Ack { durable, .. }) if !durable.is_empty());
         self.input(Input::Stream(peer, epoch, event));
+        if ack {
+            let shared = lock(&self.shared);
+            shared.acks.send_if_modified(|count| {
+                *count += 1;
+                shared.acks.receiver_count() > 0
+            });
+        }
     }
 
     fn finished(&mut self, done: Done<B::View>) {
@@ -475,6 +484,12 @@ impl<B: Backend> Driver<B> {
                 for output in self.machine.drop_databases(&databases, self.started.elapsed()) {
                     self.output(output, None);
                 }
+            }
+            Command::HeldBy(database, dot, reply) => {
+                let _ = reply.send(self.machine.held_by(&database, &dot));
+            }
+            Command::Covers(database, peer, vv, reply) => {
+                let _ = reply.send(self.machine.covers(&peer, &database, &vv));
             }
             Command::Close(_) => {}
         }

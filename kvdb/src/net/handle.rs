@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crdt::{DatabaseId, VersionVector};
+use crdt::{DatabaseId, Dot, VersionVector};
 use libp2p::{Multiaddr, PeerId};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -88,6 +88,8 @@ pub(super) struct Shared {
     /// When that list was made.
     pub(super) peers_at: Option<Instant>,
     pub(super) counters: BTreeMap<&'static str, u64>,
+    /// Counts acknowledgements, for those who wait for one.
+    pub(super) acks: tokio::sync::watch::Sender<u64>,
 }
 
 /// What a handle asks of the driver.
@@ -97,6 +99,10 @@ pub(super) enum Command {
     Durable(DatabaseId, oneshot::Sender<Vec<(PeerId, VersionVector)>>),
     Holders(DatabaseId, oneshot::Sender<BTreeMap<PeerId, VersionVector>>),
     Dropped(Vec<DatabaseId>),
+    /// The peers that have the block on disk.
+    HeldBy(DatabaseId, Dot, oneshot::Sender<Vec<PeerId>>),
+    /// Whether the peer has all of these blocks on disk.
+    Covers(DatabaseId, PeerId, Arc<VersionVector>, oneshot::Sender<bool>),
     Close(oneshot::Sender<()>),
 }
 
@@ -203,6 +209,49 @@ impl NetHandle {
     pub(crate) async fn dropped(&self, databases: Vec<DatabaseId>) {
         // A network that has ended tells nobody anything.
         let _ = self.commands.send(Command::Dropped(databases)).await;
+    }
+
+    /// Asks who has the block on disk, and again after each acknowledgement, until that is enough. `false` when the network
+    /// has ended.
+    pub(crate) async fn until_held(
+        &self,
+        database: DatabaseId,
+        dot: Dot,
+        enough: &mut (dyn FnMut(Vec<PeerId>) -> bool + Send),
+    ) -> bool {
+        self.until(|reply| Command::HeldBy(database, dot, reply), enough).await
+    }
+
+    /// Asks whether the peer has all of these blocks on disk, and again after each acknowledgement, until it has. `false`
+    /// when the network has ended.
+    pub(crate) async fn until_covered(&self, database: DatabaseId, peer: PeerId, vv: VersionVector) -> bool {
+        let vv = Arc::new(vv);
+        self.until(|reply| Command::Covers(database, peer, Arc::clone(&vv), reply), &mut |covers| covers).await
+    }
+
+    async fn until<A>(&self, ask: impl Fn(oneshot::Sender<A>) -> Command, enough: &mut (dyn FnMut(A) -> bool + Send)) -> bool {
+        let mut acks = lock(&self.shared).acks.subscribe();
+        loop {
+            // Before the question, so that no acknowledgement slips in between.
+            acks.mark_unchanged();
+            let (reply, answer) = oneshot::channel();
+            if self.commands.send(ask(reply)).await.is_err() {
+                return false;
+            }
+            let Ok(answer) = answer.await else { return false };
+            if enough(answer) {
+                return true;
+            }
+            tokio::select! {
+                _ = acks.changed() => {}
+                () = self.commands.closed() => return false,
+            }
+        }
+    }
+
+    /// Resolves when the network has ended.
+    pub(crate) async fn ended(&self) {
+        self.commands.closed().await;
     }
 
     /// Says good-bye and ends the network. Returns once nothing of it runs any more.

@@ -433,6 +433,19 @@ impl<R> NetMachine<R> {
         self.sync.holders(database)
     }
 
+    /// The peers that have a block on disk, by their acks.
+    #[must_use]
+    pub fn held_by(&self, database: &DatabaseId, dot: &Dot) -> Vec<PeerId> {
+        let holds = |peer: &&PeerId| self.sync.durable(peer, database).is_some_and(|vv| vv.covers(dot));
+        self.links.keys().filter(holds).copied().collect()
+    }
+
+    /// Whether a peer has all of these blocks on disk, by its acks.
+    #[must_use]
+    pub fn covers(&self, peer: &PeerId, database: &DatabaseId, vv: &VersionVector) -> bool {
+        self.sync.durable(peer, database).is_some_and(|durable| durable.dominates(vv))
+    }
+
     /// Entries of a peer's durable version vector, without a copy of it.
     #[must_use]
     pub fn durable_at(&self, peer: &PeerId, database: &DatabaseId, replica: &ReplicaId) -> u64 {

@@ -190,7 +190,14 @@ pub(super) fn find(inner: &Inner, name: &DatabaseName) -> Result<Option<Database
 
 /// All entries in order of name.
 pub(super) fn all(inner: &Inner) -> impl Iterator<Item = Result<DatabaseRecord, StoreError>> {
-    inner.scan(Family::Catalog, vec![DATABASE]..vec![DATABASE + 1], read_database)
+    after(inner, None)
+}
+
+/// The entries after a name, in order of name.
+pub(super) fn after(inner: &Inner, name: Option<&DatabaseName>) -> impl Iterator<Item = Result<DatabaseRecord, StoreError>> {
+    // The smallest key greater than the name's.
+    let start = name.map_or_else(|| vec![DATABASE], |name| [database_key(name).as_slice(), &[0]].concat());
+    inner.scan(Family::Catalog, start..vec![DATABASE + 1], read_database)
 }
 
 /// Adds a database under a number never used before.

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crdt::{Author, DatabaseId, DatabaseName, Dot, Durability, ReplicaId, Store, WriteSet};
+use crdt::{Author, DatabaseId, DatabaseName, Dot, Durability, Meta, ReplicaId, Store, WriteSet};
 use rocksdb::{DBRecoveryMode, ErrorKind, Range, WriteOptions};
 
 pub use catalog::{DatabaseRecord, DatabaseState, StoreId};
@@ -169,6 +169,30 @@ impl RocksStore {
     /// When the store cannot read.
     pub fn databases(&self) -> Result<Vec<DatabaseRecord>, StoreError> {
         catalog::all(&self.0.inner).collect()
+    }
+
+    /// Up to `limit` databases after a name, in order of name.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn databases_after(&self, after: Option<&DatabaseName>, limit: usize) -> Result<Vec<DatabaseRecord>, StoreError> {
+        catalog::after(&self.0.inner, after).take(limit).collect()
+    }
+
+    /// Whether there is a database of this name.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub fn has_database(&self, name: &DatabaseName) -> Result<bool, StoreError> {
+        catalog::find(&self.0.inner, name).map(|record| record.is_some())
+    }
+
+    /// A database's small figures as of its last commit; those of an empty one when nothing was committed.
+    ///
+    /// # Errors
+    /// When the database is not in this store, or the store cannot read.
+    pub fn meta(&self, database: &DatabaseId) -> Result<Meta, StoreError> {
+        self.view(database)?.meta()
     }
 
     /// Reads from one snapshot, which later commits do not change. It keeps old data on disk for as long as it lives.

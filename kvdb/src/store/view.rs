@@ -73,7 +73,8 @@ impl<'a> RocksView<'a> {
         Ok(record.map_or(0, |record| if let StateRecord::Floor(_, seq) = record { seq } else { 0 }))
     }
 
-    fn meta(&self) -> Result<Meta, StoreError> {
+    /// The small figures as of the last commit.
+    pub(super) fn meta(&self) -> Result<Meta, StoreError> {
         let record = self.state_record(|key| _ = key.meta_key(self.numbers.number))?;
         Ok(record.map_or_else(Meta::default, |record| if let StateRecord::Meta(meta) = record { meta } else { Meta::default() }))
     }

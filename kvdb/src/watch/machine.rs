@@ -158,7 +158,9 @@ impl Watcher {
             if revision != self.to.revision + 1 {
                 return Ok(false);
             }
-            let Some(stored) = view.block(&dot).map_err(|error| read_error(&error))? else { return Ok(false) };
+            let stored = view.block(&dot).map_err(|error| read_error(&error))?;
+            // Dropped history goes from log and blocks in one batch: this is damage.
+            let stored = stored.ok_or_else(|| ReadError::Store { cause: format!("the block {dot} of the log is missing") })?;
             bytes += stored.bytes.len();
             let block = Block::from_store(stored.bytes).map_err(|error| read_error(&error))?;
             let keys = block.ops().iter().map(|op| &op.key).filter(|key| self.prefix.covers(key));
