@@ -134,7 +134,7 @@ impl ListOptions {
         self
     }
 
-    /// At most this many items.
+    /// At most this many items. A page has one at least.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = Some(limit);

@@ -267,3 +267,32 @@ async fn events_and_token_move_on_only_below_the_prefix_and_everywhere() {
     assert_eq!(put(&next(&mut behind).await).0, "/b/3");
     node.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r08_zero_and_absurd_values_of_reads_and_waits_have_a_meaning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, db) = open(&dir).await;
+    let dot = db.put(&key("/a"), "1").await.unwrap();
+    db.put(&key("/b"), "1").await.unwrap();
+    let options = ListOptions::new(Prefix::root());
+    // A page has one item at least, so that whoever asks for none goes on all the same.
+    let page = db.list(&options.clone().limit(0)).unwrap();
+    assert_eq!((page.items.len(), page.next.is_some()), (1, true));
+    assert_eq!(db.list_stream(options.clone().limit(0)).unwrap().count().await, 0);
+    for most in [usize::MAX, usize::MAX - 1] {
+        assert_eq!(db.list(&options.clone().limit(most)).unwrap().items.len(), 2);
+        assert_eq!(db.list_stream(options.clone().limit(most)).unwrap().count().await, 2);
+    }
+    assert!(node.databases_after(None, 0).unwrap().is_empty());
+    // No time: an answer at once. All the time: an answer when there is one.
+    let unknown = Dot { seq: u64::MAX, ..dot };
+    assert!(matches!(db.wait_for(unknown, Duration::ZERO).await, Err(kvdb::WaitError::NotCovered { .. })));
+    assert!(matches!(db.wait_for_holders(unknown, 1, Duration::ZERO).await, Err(kvdb::HoldersError::TooFew { .. })));
+    db.wait_for(dot, Duration::MAX).await.unwrap();
+    assert_eq!(db.wait_for_holders(dot, 0, Duration::MAX).await.unwrap(), [node.peer_id()]);
+    assert!(matches!(db.wait_for_holders(dot, usize::MAX, Duration::MAX).await, Err(kvdb::HoldersError::NoNetwork)));
+    // A token from the end of time.
+    let token: WatchToken = format!("{}-{dot}", u64::MAX).parse().unwrap();
+    assert!(matches!(db.watch(all().from(WatchFrom::Token(token))), Err(WatchError::TooOld { .. })));
+    node.close().await.unwrap();
+}

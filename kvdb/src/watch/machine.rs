@@ -158,6 +158,10 @@ impl Watcher {
             if revision != self.to.revision + 1 {
                 return Ok(false);
             }
+            if dot.seq == 0 {
+                // Rows were replaced as a whole.
+                return Ok(false);
+            }
             let stored = view.block(&dot).map_err(|error| read_error(&error))?;
             // Dropped history goes from log and blocks in one batch: this is damage.
             let stored = stored.ok_or_else(|| ReadError::Store { cause: format!("the block {dot} of the log is missing") })?;

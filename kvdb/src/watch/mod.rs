@@ -3,6 +3,23 @@
 //! The engine keeps a short memory of changed keys per watched database ([`Recent`]) and nothing per watcher. A
 //! [`Watcher`] has a position in the log; what the memory no longer has it reads from the log, and values it reads from
 //! the store when it tells of them. So a reader that is slow, or reads nothing at all, costs nobody anything.
+//!
+//! ```no_run
+//! # async fn run(db: kvdb::Database) -> Result<(), Box<dyn std::error::Error>> {
+//! use futures::StreamExt as _;
+//! use kvdb::{Prefix, WatchChange, WatchFrom, WatchOptions};
+//! let mut watch = db.watch(WatchOptions::new(Prefix::parse("/rack")?).from(WatchFrom::List))?;
+//! while let Some(event) = watch.next().await {
+//!     match event?.change {
+//!         WatchChange::Put(put) => println!("{} is {} bytes", put.key, put.len),
+//!         WatchChange::Deleted(key) => println!("{key} is gone"),
+//!         WatchChange::Listed => println!("that was all; from here on changes"),
+//!         WatchChange::Reset => println!("changes were missed: forget everything, and watch from the list again"),
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod machine;
 mod recent;
@@ -37,7 +54,9 @@ impl Position {
     /// The token to resume from here, if there can be one.
     #[must_use]
     pub fn token(&self) -> Option<WatchToken> {
-        (self.revision == 0 || self.dot.is_some()).then_some(WatchToken { revision: self.revision, dot: self.dot })
+        // An entry without a block says that rows were replaced as a whole: nothing goes on from there.
+        let dot = self.dot.filter(|dot| dot.seq > 0);
+        (self.revision == 0 || dot.is_some()).then_some(WatchToken { revision: self.revision, dot })
     }
 }
 
