@@ -128,15 +128,17 @@ async fn run(
     let unsafe_bytes = if needed == 0 { 0 } else { before.history_bytes.saturating_sub(plan.safe_bytes) };
     let rewrite = {
         let mut history = shared.history();
+        let shrunk = history.peak.shrunk(shared.figures().meta.keys);
+        let reclaim = if shrunk { Reclaim::Everything } else { reclaim };
         history.unsafe_bytes = Unsafe::seen(unsafe_bytes, before.history_bytes.saturating_sub(done.bytes));
         history.garbage += done.bytes;
         let rewrite = reclaim == Reclaim::Everything || history.garbage >= RECLAIM_BYTES;
         if rewrite {
             history.garbage = 0;
         }
-        rewrite
+        rewrite.then_some(reclaim)
     };
-    if rewrite {
+    if let Some(reclaim) = rewrite {
         progress(CompactProgress::Rewriting);
         let store = node.store.clone();
         blocking(move || store.read(|store| store.reclaim(&id, reclaim).map_err(|error| read_error(&error)))).await?;

@@ -81,6 +81,8 @@ pub const HISTORY_HARD_BYTES: u64 = 16 << 30;
 pub const COMPACT_INTERVAL: Duration = Duration::from_secs(60);
 /// Bytes dropped after which a compaction on schedule also has the files rewritten.
 pub const RECLAIM_BYTES: u64 = 64 << 20;
+/// Rows that must be gone, beyond as many as are left, before their files are rewritten on schedule.
+pub const SHRUNK_ROWS: u64 = 10_000;
 /// Notes of when which revision was reached, for the age of history.
 pub const MAX_AGE_MARKS: usize = 64;
 

@@ -262,6 +262,10 @@ fn list_after_deletes(scale: &Scale, report: &mut Report) {
         ours::load(&fresh.db, keys, 64).await;
         ours::load(&used.db, keys * 6, 64).await;
         ours::delete(&used.db, keys, keys * 6).await;
+        let before = ours::scan(&fresh.db, keys).await / ours::scan(&used.db, keys).await;
+        report.add("list-after-deletes.at-once", before, "", Bound::None);
+        // What a node does by itself within a minute or so.
+        used.db.compact(&kvdb::CompactOptions::default(), |_| {}).await.expect("compacts");
         let (mut without, mut with) = (Vec::new(), Vec::new());
         for _ in 0..scale.rounds {
             without.push(ours::scan(&fresh.db, keys).await);

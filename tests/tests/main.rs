@@ -9,6 +9,7 @@ mod drop;
 mod holders;
 mod hostile;
 mod house;
+mod kills;
 mod library;
 mod networks;
 mod node;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crdt::{LogEntry, VersionVector};
 
-use crate::limits::{COMPACT_INTERVAL, HISTORY_HARD_BYTES, HISTORY_MIN_AGE, MAX_AGE_MARKS};
+use crate::limits::{COMPACT_INTERVAL, HISTORY_HARD_BYTES, HISTORY_MIN_AGE, MAX_AGE_MARKS, SHRUNK_ROWS};
 
 /// How history is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +121,22 @@ impl Ages {
     }
 }
 
+/// The most keys since the files of rows were rewritten: after mass deletes a listing wades through what is left of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Peak(u64);
+
+impl Peak {
+    /// Whether so many rows are gone that rewriting is worth it; if so, counting begins anew.
+    pub fn shrunk(&mut self, keys: u64) -> bool {
+        self.0 = self.0.max(keys);
+        let shrunk = self.0 > 2 * keys + SHRUNK_ROWS;
+        if shrunk {
+            self.0 = keys;
+        }
+        shrunk
+    }
+}
+
 /// Bytes that no other node is known to have, between two looks at the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unsafe {
@@ -213,6 +229,15 @@ mod tests {
         assert_eq!(ages.older_than(now, Duration::ZERO), u64::MAX);
         assert_eq!(ages.older_than(now, hour * 24), 0);
         assert_eq!(Ages::default().older_than(now, minute), 0);
+    }
+
+    #[test]
+    fn s01_mass_deletes_are_noticed_once() {
+        let mut peak = Peak::default();
+        assert!(!peak.shrunk(1_000_000) && !peak.shrunk(600_000));
+        assert!(peak.shrunk(100_000));
+        assert!(!peak.shrunk(100_000) && !peak.shrunk(50_000) && peak.shrunk(0));
+        assert!(!peak.shrunk(9_000) && !peak.shrunk(0), "few are not worth it");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crdt::{Changes, Dot, Meta, ReplicaId, VersionVector};
 use tokio::sync::watch;
 
-use super::history::{Ages, Unsafe};
+use super::history::{Ages, Peak, Unsafe};
 use crate::watch::Recent;
 
 /// The figures of one open database after its last turn.
@@ -52,6 +52,7 @@ pub(crate) struct History {
     pub(crate) unsafe_bytes: Unsafe,
     /// Bytes dropped since files were rewritten.
     pub(crate) garbage: u64,
+    pub(crate) peak: Peak,
     /// The revision up to which everything was synced for the sake of other nodes.
     pub(crate) synced: u64,
 }
@@ -65,8 +66,13 @@ pub(crate) enum WaitEnd {
 
 impl Shared {
     pub(crate) fn new(vv: VersionVector, figures: Figures) -> Self {
-        let history =
-            History { ages: Ages::default(), unsafe_bytes: Unsafe::unknown(figures.meta.history_bytes), garbage: 0, synced: 0 };
+        let history = History {
+            ages: Ages::default(),
+            unsafe_bytes: Unsafe::unknown(figures.meta.history_bytes),
+            garbage: 0,
+            peak: Peak::default(),
+            synced: 0,
+        };
         let state = RwLock::new(State { vv, recent: Recent::new(figures.meta.revision), figures });
         Self {
             state,
