@@ -76,6 +76,13 @@ pub enum Effect {
         /// The revision up to which nothing is kept now.
         log_floor: u64,
     },
+    /// Outcomes of requests were forgotten.
+    Forgotten {
+        /// The caller's handle.
+        token: Token,
+        /// How many.
+        requests: usize,
+    },
     /// Two blocks bear one name: the first merged stays, the other is ignored.
     Disagreement {
         /// The name.

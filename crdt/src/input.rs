@@ -1,6 +1,7 @@
 //! What comes to a replica's door.
 
 use crate::block::{Block, Change, RequestId};
+use crate::clock::Stamp;
 use crate::dot::Dot;
 use crate::key::Key;
 use crate::pending::Source;
@@ -24,6 +25,18 @@ pub enum Input {
         /// The last revision to drop.
         through: u64,
         /// Most blocks to drop in this turn.
+        limit: usize,
+    },
+    /// Forget the outcomes of requests, the oldest first: those with an older stamp, and so many that no more than `keep`
+    /// are left.
+    Forget {
+        /// Returned with the answer.
+        token: Token,
+        /// The first stamp that stays.
+        before: Stamp,
+        /// How many stay.
+        keep: u64,
+        /// Most to forget in this turn.
         limit: usize,
     },
 }

@@ -42,6 +42,6 @@ pub use sign::{Ed25519Signer, Signed, Signer, Verifier, Zip215};
 pub use snapshot::{Cursor, SnapshotHead, SnapshotId};
 pub use step::{Changes, Committed, Step, Turn};
 pub use store::{
-    Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, SnapshotWrite, Staged, Store,
+    Dropped, Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, SnapshotWrite, Staged, Store,
     StoredBlock, Truncation, View, VvEntry, WriteSet,
 };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::block::{Block, BlockHash, Change, Draft, Op, RequestId};
-use crate::clock::{Clock, WallTime};
+use crate::clock::{Clock, Stamp, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Author, Dot, ReplicaId, VersionVector};
 use crate::effect::{Effect, OpOutcome, WriteOutcome};
@@ -97,6 +97,7 @@ impl Replica {
         match input {
             Input::Write(writes) => self.write(writes, env, view, turn),
             Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
+            Input::Forget { token, before, keep, limit } => self.forget(token, before, keep, limit, view, turn),
             Input::Truncate { token, through, limit } => self.truncate(token, through, limit, view, turn),
         }
     }
@@ -172,6 +173,32 @@ impl Replica {
         }
         self.meta.history_bytes = self.meta.history_bytes.saturating_sub(bytes);
         turn.effect(Effect::Truncated { token, blocks, bytes, log_floor: self.meta.log_floor });
+        Ok(())
+    }
+
+    /// Forgets requests from the oldest on. By their stamps, which are the same on every node; a stamp from the future keeps
+    /// its record until the number of all says no.
+    fn forget<V: View>(
+        &mut self,
+        token: Token,
+        before: Stamp,
+        keep: u64,
+        limit: usize,
+        view: &V,
+        turn: &mut Turn,
+    ) -> Result<(), V::Error> {
+        let mut requests = 0;
+        for oldest in view.oldest_requests().take(limit) {
+            let (stamp, request) = oldest?;
+            if stamp >= before && self.meta.requests <= keep {
+                break;
+            }
+            if turn.forgotten.insert(request, stamp).is_none() {
+                requests += 1;
+                self.meta.requests = self.meta.requests.saturating_sub(1);
+            }
+        }
+        turn.effect(Effect::Forgotten { token, requests });
         Ok(())
     }
 
@@ -377,6 +404,8 @@ impl Replica {
     pub fn stage(&mut self, writes: Vec<SnapshotWrite>, requests: Vec<(RequestId, RequestRecord)>) -> Step {
         let mut turn = self.begin();
         turn.snapshot = writes;
+        // None of them is known here: the join has looked.
+        self.meta.requests += requests.len() as u64;
         turn.requests.extend(requests);
         self.finish(turn)
     }
@@ -480,7 +509,7 @@ impl Replica {
             let known = turn.requests.contains_key(&answer.request) || view.request(&answer.request)?.is_some();
             if (!known || active(Mutation::RequestReplaced)) && !active(Mutation::RequestForgotten) {
                 let record = RequestRecord { dot, ops: answer.ops.clone(), stamp };
-                turn.requests.insert(answer.request, record);
+                self.meta.requests += u64::from(turn.requests.insert(answer.request, record).is_none());
             }
         }
         turn.blocks.push((self.meta.revision, block.clone()));

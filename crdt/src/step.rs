@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::block::{Block, RequestId};
-use crate::clock::WallTime;
+use crate::clock::{Stamp, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Dot, ReplicaId};
 use crate::effect::Effect;
@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::mutation::{Mutation, active};
 use crate::row::Row;
 use crate::store::{
-    Durability, LogEntry, Meta, RequestRecord, RowWrite, SnapshotWrite, Store, Truncation, View, VvEntry, WriteSet,
+    Dropped, Durability, LogEntry, Meta, RequestRecord, RowWrite, SnapshotWrite, Store, Truncation, View, VvEntry, WriteSet,
 };
 
 /// The changes of one database while a turn is under way. Later inputs of the turn read what earlier ones wrote.
@@ -31,6 +31,7 @@ pub struct Turn {
     pub(crate) snapshot: Vec<SnapshotWrite>,
     /// Rows changed otherwise than by blocks.
     pub(crate) switched: bool,
+    pub(crate) forgotten: BTreeMap<RequestId, Stamp>,
     pub(crate) effects: Vec<Effect>,
     pub(crate) heads_before: Heads,
     /// When reads take place, if somebody watches the database.
@@ -40,8 +41,8 @@ pub struct Turn {
 #[derive(Debug)]
 pub(crate) struct TurnRow {
     pub(crate) row: Row,
-    /// What the store holds at this key, winner first: dots and value lengths.
-    stored: Vec<(Dot, u32)>,
+    /// What the store holds at this key, winner first.
+    stored: Vec<Dropped>,
     /// What `get` answers from the store; looked up only when somebody watches.
     winner: Option<Dot>,
     changed: bool,
@@ -58,6 +59,7 @@ impl Turn {
             floors: BTreeMap::new(),
             snapshot: Vec::new(),
             switched: false,
+            forgotten: BTreeMap::new(),
             effects: Vec::new(),
             heads_before,
             watched: None,
@@ -77,7 +79,7 @@ impl Turn {
         // Two look-ups, because the entry API would need an owned key for the common hit too.
         if !self.rows.contains_key(key) {
             let row = view.row(key)?;
-            let stored = row.siblings().iter().map(|sibling| (sibling.dot, sibling.len)).collect();
+            let stored = row.siblings().iter().map(Dropped::of).collect();
             let winner = self.watched.and_then(|now| row.winner(now)).map(|sibling| sibling.dot);
             self.rows.insert(key.clone(), TurnRow { row, stored, winner, changed: false });
         }
@@ -101,7 +103,7 @@ impl Turn {
     /// Whether nothing was written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.truncated.is_empty() && self.snapshot.is_empty()
+        self.blocks.is_empty() && self.truncated.is_empty() && self.snapshot.is_empty() && self.forgotten.is_empty()
     }
 
     /// Effects gathered so far in this turn; they come out of the commit in the same order.
@@ -125,7 +127,7 @@ impl TurnRow {
 
     /// Whether watchers are to look: what `get` answers has changed, or what it answered before something expired.
     fn shows_another(&self, now: WallTime) -> bool {
-        self.stored.first().map(|(dot, _)| *dot) != self.row.dots().next()
+        self.stored.first().map(|sibling| sibling.dot) != self.row.dots().next()
             || self.winner != self.row.winner(now).map(|sibling| sibling.dot)
     }
 }
@@ -160,7 +162,7 @@ impl Step {
                 changed.push(key.clone());
             }
             let mut dropped = entry.stored;
-            dropped.retain(|(dot, _)| entry.row.dots().all(|alive| alive != *dot));
+            dropped.retain(|sibling| entry.row.dots().all(|alive| alive != sibling.dot));
             rows.push(RowWrite { key, row: entry.row, dropped });
         }
         let writes = WriteSet {
@@ -171,6 +173,7 @@ impl Step {
             heads: heads.change_since(&turn.heads_before),
             meta,
             requests: turn.requests.into_iter().collect(),
+            forgotten: turn.forgotten.into_iter().collect(),
             truncation: Truncation { entries: turn.truncated, floors: turn.floors.into_iter().collect() },
             snapshot: turn.snapshot,
         };

@@ -2,13 +2,13 @@
 
 use bytes::Bytes;
 
-use crate::block::{Block, BlockHash, RequestId};
-use crate::clock::Stamp;
+use crate::block::{Block, BlockHash, Expiry, RequestId};
+use crate::clock::{Stamp, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Author, Dot, ReplicaId, VersionVector};
 use crate::heads::{Heads, HeadsChange};
 use crate::key::{Key, KeyRange};
-use crate::row::{Digest, Row};
+use crate::row::{Digest, Row, Sibling};
 
 /// The order of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +92,10 @@ pub trait View {
         projection: Projection,
     ) -> impl Iterator<Item = Result<(Key, Row), Self::Error>>;
 
+    /// Where something has expired by this time or before: expiry and key of each such sibling, ascending, each pair once.
+    /// Ends after the first error.
+    fn expired(&self, until: WallTime) -> impl Iterator<Item = Result<(Expiry, Key), Self::Error>>;
+
     /// The address of a block that is still kept.
     ///
     /// # Errors
@@ -140,6 +144,9 @@ pub trait View {
     /// # Errors
     /// When the store cannot read.
     fn built(&self, key: &Key) -> Result<Row, Self::Error>;
+
+    /// The requests that the store keeps, the oldest stamps first. Ends after the first error.
+    fn oldest_requests(&self) -> impl Iterator<Item = Result<(Stamp, RequestId), Self::Error>>;
 }
 
 /// The outcome of a request.
@@ -190,6 +197,8 @@ pub struct Meta {
     pub log_floor: u64,
     /// Bytes of the blocks that are kept.
     pub history_bytes: u64,
+    /// The number of requests whose outcomes are kept.
+    pub requests: u64,
 }
 
 /// A row to write.
@@ -200,8 +209,27 @@ pub struct RowWrite {
     /// The whole new row; delete the record when it is empty. A sibling without a value is one whose value the store
     /// already keeps apart.
     pub row: Row,
-    /// What was in the store before and is not any more: dot and length of the value.
-    pub dropped: Vec<(Dot, u32)>,
+    /// What was in the store before and is not any more.
+    pub dropped: Vec<Dropped>,
+}
+
+/// A sibling that a store is to let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropped {
+    /// Its dot.
+    pub dot: Dot,
+    /// The length of its value.
+    pub len: u32,
+    /// When it was to expire.
+    pub expiry: Option<Expiry>,
+}
+
+impl Dropped {
+    /// What there is to know of a sibling once it is gone.
+    #[must_use]
+    pub fn of(sibling: &Sibling) -> Self {
+        Self { dot: sibling.dot, len: sibling.len, expiry: sibling.expiry }
+    }
 }
 
 /// The oldest part of the history, to be dropped. No row changes by it.
@@ -303,6 +331,8 @@ pub struct WriteSet {
     pub meta: Meta,
     /// Answered requests.
     pub requests: Vec<(RequestId, RequestRecord)>,
+    /// Requests whose records go, with the stamps of these.
+    pub forgotten: Vec<(RequestId, Stamp)>,
     /// History to drop.
     pub truncation: Truncation,
     /// Steps of a snapshot, done before everything else of the set.
@@ -313,7 +343,11 @@ impl WriteSet {
     /// Whether nothing is to be written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.truncation.entries.is_empty() && self.snapshot.is_empty() && self.requests.is_empty()
+        self.blocks.is_empty()
+            && self.truncation.entries.is_empty()
+            && self.snapshot.is_empty()
+            && self.requests.is_empty()
+            && self.forgotten.is_empty()
     }
 }
 

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use crdt::testing::{MemoryStore, Reference};
-use crdt::{Block, Effect, Input, LocalOp, OpOutcome, PendingLimits, RequestId, Row, Sibling, Source, VersionVector, WallTime};
+use crdt::{
+    Block, Effect, Input, LocalOp, OpOutcome, PendingLimits, RequestId, Row, Sibling, Source, Terms, VersionVector, WallTime,
+};
 use quickcheck::{Arbitrary, Gen, QuickCheck};
 
 use crate::world::{Node, Rng, delete, outcomes, put, put_until};
@@ -37,9 +39,22 @@ enum Event {
 
 #[derive(Debug, Clone)]
 enum Change {
-    Put { key: u8, len: u8 },
-    PutUntil { key: u8, at: u64 },
-    Delete { key: u8 },
+    Put {
+        key: u8,
+        len: u8,
+    },
+    PutUntil {
+        key: u8,
+        at: u64,
+    },
+    /// A put that has seen nothing: one more sibling.
+    Beside {
+        key: u8,
+        len: u8,
+    },
+    Delete {
+        key: u8,
+    },
 }
 
 impl Arbitrary for Change {
@@ -48,6 +63,7 @@ impl Arbitrary for Change {
         match u8::arbitrary(g) % 8 {
             0..3 => Self::Put { key, len: u8::arbitrary(g) % 40 },
             3 => Self::PutUntil { key, at: 999_990 + u64::from(u8::arbitrary(g) % 20) },
+            4 => Self::Beside { key, len: u8::arbitrary(g) % 40 },
             _ => Self::Delete { key },
         }
     }
@@ -84,6 +100,10 @@ impl Change {
         match self {
             Self::Put { key, len } => put(KEYS[usize::from(*key)], vec![*len; usize::from(*len)]),
             Self::PutUntil { key, at } => put_until(KEYS[usize::from(*key)], "soon", *at),
+            Self::Beside { key, len } => {
+                let terms = Terms { condition: None, seen: Some(Vec::new()) };
+                LocalOp { terms: Some(Box::new(terms)), ..put(KEYS[usize::from(*key)], vec![*len; usize::from(*len)]) }
+            }
             Self::Delete { key } => delete(KEYS[usize::from(*key)]),
         }
     }

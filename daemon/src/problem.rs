@@ -56,6 +56,8 @@ pub enum Code {
     QueueFull,
     /// Too many listings at once.
     TooManyStreams,
+    /// Too many databases are open.
+    TooManyDatabases,
     /// Too many watches at once.
     TooManyWatchers,
     /// The log does not reach back to the token.
@@ -128,6 +130,7 @@ impl Code {
             Self::QueryTooLong => (414, "The query is too long"),
             Self::QueueFull => (429, "The write queue is full"),
             Self::TooManyStreams => (429, "Too many listings at once"),
+            Self::TooManyDatabases => (429, "Too many databases are open"),
             Self::TooManyWatchers => (429, "Too many watches at once"),
             Self::TooOld => (410, "The token is too old"),
             Self::ReadFailed => (500, "A read failed"),
@@ -164,6 +167,7 @@ impl Code {
             Self::BodyTimeout
                 | Self::QueueFull
                 | Self::TooManyStreams
+                | Self::TooManyDatabases
                 | Self::TooManyWatchers
                 | Self::DialFailed
                 | Self::NotCovered

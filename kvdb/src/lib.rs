@@ -25,6 +25,7 @@ pub mod compact;
 pub mod database;
 pub mod engine;
 pub mod error;
+pub mod expiry;
 pub mod holders;
 mod identity;
 pub mod limits;
@@ -36,6 +37,7 @@ pub mod pattern;
 mod remembered;
 pub mod store;
 pub mod stream;
+mod upkeep;
 pub mod watch;
 
 pub use batch::{Batch, Op};

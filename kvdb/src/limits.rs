@@ -63,6 +63,26 @@ pub const MAX_WATCH_VALUE_BYTES: usize = 64 << 10;
 /// Most databases open at a time in one node.
 pub const MAX_OPEN_DATABASES: usize = 1_024;
 
+/// How long after its expiry a value is deleted, at the earliest: so long another node's clock may be behind.
+pub const EXPIRY_GRACE: Duration = Duration::from_secs(60);
+/// So many times the grace the other nodes wait for the one whose turn it is to delete.
+pub const EXPIRY_PATIENCE: u32 = 10;
+/// How long the outcome of a request is kept, by the stamp of its block: the hour within which a retry may come, and an
+/// hour for clocks that differ.
+pub const REQUEST_RETENTION: Duration = Duration::from_secs(2 * 3_600);
+/// Most outcomes of requests that are kept in one database; beyond it the oldest go.
+pub const MAX_REQUESTS: u64 = 1 << 20;
+/// How often what goes with time is looked for.
+pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Most keys that one write of the upkeep deletes, and the dots that it names, about.
+pub const UPKEEP_KEYS: usize = 512;
+/// See [`UPKEEP_KEYS`].
+pub const UPKEEP_DOTS: usize = 16_384;
+/// Most outcomes of requests forgotten in one turn.
+pub const UPKEEP_REQUESTS: usize = 4_096;
+/// The pause between two pieces of upkeep when there is much of it, so that writes come first.
+pub const UPKEEP_PAUSE: Duration = Duration::from_millis(50);
+
 /// Values up to this many bytes stand in their row's record; larger ones have a record of their own, which listing keys
 /// never reads.
 pub const MAX_INLINE_VALUE_BYTES: usize = 512;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crdt::{DatabaseId, DatabaseName, Digest, Durability, Meta, VersionVector};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::{Notify, Semaphore};
+use tokio::task::AbortHandle;
 
 use crate::backend::{EngineBackend, StoreSlot};
 use crate::clock;
@@ -21,6 +22,7 @@ use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::{HistoryOptions, NodeOptions};
 use crate::remembered;
 use crate::store::{DiskUse, RocksStore, StoreError};
+use crate::upkeep::Upkeep;
 
 /// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
 /// databases is dropped, which blocks until what waits is written.
@@ -44,6 +46,8 @@ pub(crate) struct Inner {
     lifecycle: tokio::sync::Mutex<()>,
     /// A writer was refused because too much history is on no other node.
     pub(crate) history_full: Arc<Notify>,
+    /// Ends with the node.
+    upkeep: AbortHandle,
     pub(crate) streams: Arc<Semaphore>,
     pub(crate) watchers: Arc<Semaphore>,
 }
@@ -104,6 +108,7 @@ impl std::fmt::Debug for Identity {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.upkeep.abort();
         // The network ends when the engine's news do.
         self.engine.stop();
         self.store.release();
@@ -152,7 +157,7 @@ impl Node {
     /// See [`OpenError`]. A directory that another process has open, that cannot be written, that has a newer format or
     /// that is damaged is left as it was.
     pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
-        let NodeOptions { data_dir, store, network, durability, history } = options;
+        let NodeOptions { data_dir, store, network, durability, history, expiry_grace: grace } = options;
         // First what may be wrong or taken, so that nothing is made in vain.
         if let Some(network) = &network {
             network.check()?;
@@ -184,6 +189,8 @@ impl Node {
             net.listening(listeners).await;
             tokio::spawn(remembered::run(net.clone(), home));
         }
+        let upkeep = Upkeep { me: peer_id, store: store.clone(), engine: engine.clone(), net: net.clone(), grace };
+        let upkeep = tokio::spawn(upkeep.run()).abort_handle();
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
             peer_id,
@@ -197,6 +204,7 @@ impl Node {
             history,
             lifecycle: tokio::sync::Mutex::new(()),
             history_full: Arc::new(Notify::new()),
+            upkeep,
             streams: Arc::new(streams),
             watchers: Arc::new(watchers),
         });
@@ -367,6 +375,7 @@ impl Node {
     /// # Errors
     /// When the last sync failed; the node is closed all the same.
     pub async fn close(&self) -> Result<(), CloseError> {
+        self.0.upkeep.abort();
         if let Some(net) = &self.0.net {
             net.close().await;
         }

@@ -1,8 +1,11 @@
 //! Options of a node. The library reads no file of options and no environment.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crdt::Durability;
+
+use crate::limits::EXPIRY_GRACE;
 
 pub use crate::engine::history::HistoryOptions;
 pub use crate::net::{NetworkKey, NetworkOptions};
@@ -22,6 +25,9 @@ pub struct NodeOptions {
     pub durability: Durability,
     /// How much history is kept for nodes that are behind.
     pub history: HistoryOptions,
+    /// How long after its expiry a value is deleted for good, [`crate::limits::EXPIRY_GRACE`] unless set otherwise; reads
+    /// hide it at once. Shorter than clocks differ, and a node behind sees values vanish early.
+    pub expiry_grace: Duration,
 }
 
 impl NodeOptions {
@@ -33,6 +39,7 @@ impl NodeOptions {
             network: None,
             durability: Durability::Sync,
             history: HistoryOptions::default(),
+            expiry_grace: EXPIRY_GRACE,
         }
     }
 
@@ -47,6 +54,13 @@ impl NodeOptions {
     #[must_use]
     pub fn history(mut self, history: HistoryOptions) -> Self {
         self.history = history;
+        self
+    }
+
+    /// With another time between expiry and deletion.
+    #[must_use]
+    pub fn expiry_grace(mut self, grace: Duration) -> Self {
+        self.expiry_grace = grace;
         self
     }
 

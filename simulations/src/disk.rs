@@ -8,8 +8,8 @@ use std::rc::Rc;
 use bytes::Bytes;
 use crdt::testing::{MemoryStore, MemoryStoreError, MemoryView};
 use crdt::{
-    BlockHash, DatabaseId, Dot, Durability, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId, RequestRecord,
-    Row, Staged, Store, StoredBlock, VersionVector, View, WriteSet,
+    BlockHash, DatabaseId, Dot, Durability, Expiry, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId,
+    RequestRecord, Row, Staged, Stamp, Store, StoredBlock, VersionVector, View, WallTime, WriteSet,
 };
 use thiserror::Error;
 
@@ -255,6 +255,16 @@ impl SimView<'_> {
         if !damaged.is_empty() && damaged.contains(&(self.database, key.clone())) { Err(DiskError::Damaged) } else { Ok(()) }
     }
 
+    /// The items, or the failure of the read that they begin with.
+    fn read_first<T>(
+        &self,
+        items: impl Iterator<Item = Result<T, MemoryStoreError>>,
+    ) -> impl Iterator<Item = Result<T, DiskError>> {
+        let failed = self.disk.read().err();
+        let good = failed.is_none();
+        failed.into_iter().map(Err).chain(items.map(|item| item.map_err(DiskError::from)).take_while(move |_| good))
+    }
+
     fn block_read(&self, dot: &Dot) -> Result<(), DiskError> {
         self.disk.read()?;
         let damaged = &self.disk.faults.damaged_blocks;
@@ -297,10 +307,11 @@ impl View for SimView<'_> {
     }
 
     fn log(&self, from: u64) -> impl Iterator<Item = Result<LogEntry, DiskError>> {
-        let failed = self.disk.read().err();
-        let good = failed.is_none();
-        let entries = self.inner.log(from).map(|entry| entry.map_err(DiskError::from));
-        failed.into_iter().map(Err).chain(entries.take_while(move |_| good))
+        self.read_first(self.inner.log(from))
+    }
+
+    fn expired(&self, until: WallTime) -> impl Iterator<Item = Result<(Expiry, Key), DiskError>> {
+        self.read_first(self.inner.expired(until))
     }
 
     fn state(&self) -> Result<ReplicaState, DiskError> {
@@ -331,5 +342,9 @@ impl View for SimView<'_> {
     fn built(&self, key: &Key) -> Result<Row, DiskError> {
         self.row_read(key)?;
         Ok(self.inner.built(key)?)
+    }
+
+    fn oldest_requests(&self) -> impl Iterator<Item = Result<(Stamp, RequestId), DiskError>> {
+        self.read_first(self.inner.oldest_requests())
     }
 }

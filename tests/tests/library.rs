@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use crdt::limits::{MAX_BLOCK_BYTES, MAX_BLOCK_OPS, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use kvdb::{
-    Batch, Database, Dot, Key, KeyError, ListItem, ListOptions, Node, NodeOptions, Op, OpOutcome, Prefix, ReadAtError, WaitError,
-    WriteError, WriteRefusal,
+    Batch, Database, DatabaseStats, Dot, Key, KeyError, ListItem, ListOptions, Node, NodeOptions, Op, OpOutcome, Prefix,
+    ReadAtError, WaitError, WriteError, WriteRefusal,
 };
 use tempfile::TempDir;
 
@@ -152,5 +152,39 @@ async fn r16_values_stay_out_of_debug_output() {
     let shown = format!("{:?} {:?} {page:?} {:?}", op(), Batch::from(op()), database.get(&key("/k")).unwrap());
     // As text and as the bytes of it.
     assert!(shown.contains("/k") && !shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
+    node.close().await.unwrap();
+}
+
+/// Waits until a figure of the database is as wanted.
+async fn until(database: &Database, wanted: impl Fn(&DatabaseStats) -> bool) {
+    for _ in 0..3_000 {
+        if wanted(&database.stats().unwrap()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{:?}", database.stats().unwrap());
+}
+
+#[tokio::test]
+async fn what_has_expired_is_deleted_for_good_also_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let never = NodeOptions::new(dir.path());
+    let node = Node::open(never.clone()).await.unwrap();
+    let database = node.database(&"test".parse().unwrap()).await.unwrap();
+    let soon = |at: &str| Op::put_for(key(at), "x", Duration::from_millis(1));
+    let both = Batch::new().op(soon("/k").seen([])).op(soon("/gone")).put(key("/stays"), "x");
+    database.put(&key("/k"), "beside").await.unwrap();
+    database.batch(both).await.unwrap();
+    node.close().await.unwrap();
+    let node = Node::open(never.expiry_grace(Duration::ZERO)).await.unwrap();
+    let database = node.database(&"test".parse().unwrap()).await.unwrap();
+    until(&database, |stats| stats.keys == 2).await;
+    assert_eq!(keys(&database, "/"), ["/k", "/stays"]);
+    // Nothing is left to do: no block is made in vain.
+    let revision = database.stats().unwrap().revision;
+    database.batch(soon("/more")).await.unwrap();
+    until(&database, |stats| stats.keys == 2 && stats.revision > revision).await;
+    assert_eq!(database.stats().unwrap().revision, revision + 2);
     node.close().await.unwrap();
 }

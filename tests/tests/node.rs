@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kvdb::limits::{MAX_LIST_STREAMS, MAX_PAGE_ITEMS};
+use kvdb::limits::{MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_PAGE_ITEMS};
 use kvdb::{
     After, Batch, Database, Durability, Key, ListItem, ListOptions, Node, NodeOptions, OpOutcome, OpenError, Order, Prefix,
     ReadError, WaitError, WriteError,
@@ -19,6 +19,21 @@ async fn open(dir: &TempDir) -> (Node, Database) {
     let node = Node::open(NodeOptions::new(dir.path()).durability(Durability::Buffered)).await.unwrap();
     let db = node.database(&"demo".parse().unwrap()).await.unwrap();
     (node, db)
+}
+
+/// As `open`, once the listing streams of the last opening have let go of the directory.
+async fn reopen(dir: &TempDir) -> (Node, Database) {
+    for _ in 0..1_000 {
+        match Node::open(NodeOptions::new(dir.path()).durability(Durability::Buffered)).await {
+            Ok(node) => {
+                let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+                return (node, db);
+            }
+            Err(OpenError::Store(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the directory stayed locked");
 }
 
 fn names(items: &[ListItem]) -> Vec<String> {
@@ -306,5 +321,96 @@ async fn a_dropped_write_wedges_nobody() {
     db.put(&key("/last"), "v").await.unwrap();
     db.sync().await.unwrap();
     assert!(db.stats().unwrap().keys >= 1);
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r23_closing_during_writes_reads_and_waits_ends_them_and_the_next_start_is_clean() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut kept: u64 = 0;
+    for round in 0..15 {
+        let (node, db) = reopen(&dir).await;
+        assert!(db.stats().unwrap().keys >= kept, "what was answered is there in round {round}");
+        let writer = |name: &'static str, durability| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut written = 0_u64;
+                for n in 0.. {
+                    let at = key(&format!("/{round}/{name}/{n}"));
+                    match db.put_with(&at, vec![1; 600], durability).await {
+                        Ok(_) => written += 1,
+                        Err(WriteError::Closed) => return written,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                written
+            })
+        };
+        let writers = [writer("sync", Durability::Sync), writer("buffered", Durability::Buffered)];
+        let others = db.clone();
+        let reader = tokio::spawn(async move {
+            loop {
+                let Ok(mut stream) = others.list_stream(ListOptions::new(Prefix::root())) else { return };
+                while let Some(item) = stream.next().await {
+                    if item.is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        let waiting = db.clone();
+        let never = kvdb::Dot { replica: kvdb::ReplicaId([0; 16]), seq: 1 };
+        let waiter = tokio::spawn(async move { waiting.wait_for(never, Duration::from_secs(600)).await });
+        tokio::time::sleep(Duration::from_millis(round * 7)).await;
+        // The database alone, the node, or both at once.
+        match round % 3 {
+            0 => db.close().await.unwrap(),
+            1 => {}
+            _ => assert!(tokio::join!(db.close(), node.close()).0.is_ok()),
+        }
+        node.close().await.unwrap();
+        for writer in writers {
+            kept += writer.await.unwrap();
+        }
+        assert!(matches!(waiter.await.unwrap(), Err(WaitError::Closed)));
+        reader.await.unwrap();
+        assert!(matches!(db.get(&key("/a")), Err(ReadError::Closed)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r23_a_database_is_opened_and_closed_a_thousand_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let (node, _) = open(&dir).await;
+    let name = "demo".parse().unwrap();
+    for n in 0..1_000 {
+        let db = node.database(&name).await.unwrap();
+        if n % 100 == 0 {
+            db.put(&key(&format!("/{n}")), "v").await.unwrap();
+        }
+        db.close().await.unwrap();
+    }
+    assert_eq!(node.status().open_databases, 0);
+    let stats = node.database(&name).await.unwrap().stats().unwrap();
+    // A writer is drawn at the first write of an opening, not at each opening.
+    assert_eq!((stats.keys, stats.replicas), (10, 10));
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_databases_are_open_as_may_be_and_one_more_is_refused_with_the_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::open(NodeOptions::new(dir.path())).await.unwrap();
+    let name = |n: usize| format!("d{n}").parse().unwrap();
+    for n in 0..MAX_OPEN_DATABASES {
+        node.database(&name(n)).await.unwrap();
+    }
+    let refused = node.database(&name(MAX_OPEN_DATABASES)).await.unwrap_err();
+    assert!(refused.to_string().contains(&MAX_OPEN_DATABASES.to_string()), "{refused}");
+    let again = node.database(&name(0)).await.unwrap();
+    again.put(&key("/a"), "1").await.unwrap();
+    again.close().await.unwrap();
+    node.database(&name(MAX_OPEN_DATABASES)).await.unwrap();
+    assert!(node.database(&name(0)).await.is_err());
     node.close().await.unwrap();
 }

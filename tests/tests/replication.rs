@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crdt::limits::MAX_VALUE_BYTES;
 use kvdb::{
     Batch, Database, Dot, Durability, Key, NetworkKey, NetworkOptions, Node, NodeOptions, Op, OpOutcome, PeerId, RequestId,
 };
@@ -219,4 +220,58 @@ async fn a_retry_at_another_node_gets_the_first_outcome_and_a_read_there_sees_th
     assert_eq!((retried.dot, retried.ops), (Some(dot), vec![OpOutcome::Repeated]));
     assert_eq!(b.db.author(&dot.replica).unwrap(), Some(a.node.peer_id()));
     assert_equal(&[a, b]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a09_what_a_put_takes_every_inner_layer_carries() {
+    let (a, b) = (start(network()).await, start(network()).await);
+    b.connect(&a).await;
+    let sizes = [0, 1, 512, 513, 32_768, 65_535, 65_536, 262_144, MAX_VALUE_BYTES - 1, MAX_VALUE_BYTES];
+    let value = |size: usize| vec![u8::try_from(size % 251).unwrap(); size];
+    let mut last = a.put("/first").await;
+    for size in sizes {
+        last = a.db.put(&key(&format!("/size/{size}")), value(size)).await.unwrap();
+    }
+    // As much as one batch may hold, and many small ones at once.
+    let whole = (0..3).fold(Batch::new(), |batch, n| batch.put(key(&format!("/whole/{n}")), value(MAX_VALUE_BYTES)));
+    a.db.batch(whole.put(key("/whole/rest"), value(1_000_000))).await.unwrap();
+    for n in 0..5_000 {
+        last = a.put(&format!("/small/{n}")).await.max(last);
+    }
+    b.covers(last).await;
+    for size in sizes {
+        let there = b.db.get(&key(&format!("/size/{size}"))).unwrap().unwrap();
+        assert_eq!(there.value, value(size), "{size}");
+    }
+    assert_equal(&[a, b]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_expired_is_deleted_on_all_nodes_whoever_does_it() {
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let dir = tempfile::tempdir().unwrap();
+        let options = NodeOptions::new(dir.path()).expiry_grace(Duration::from_millis(100)).network(network());
+        let node = Node::open(options).await.unwrap();
+        let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+        peers.push(Peer { dir, node, db });
+    }
+    peers[1].connect(&peers[0]).await;
+    peers[2].connect(&peers[0]).await;
+    let kept = peers[0].put("/kept").await;
+    for (n, peer) in peers.iter().enumerate() {
+        peer.covers(kept).await;
+        peer.db.batch(Op::put_for(key(&format!("/{n}")), "x", Duration::from_millis(1))).await.unwrap();
+    }
+    for peer in &peers {
+        for _ in 0..3_000 {
+            let stats = peer.db.stats().unwrap();
+            // One block for what is kept, three puts and at least one delete.
+            if stats.keys == 1 && stats.revision >= 5 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(peer.db.stats().unwrap().keys, 1);
+    }
 }

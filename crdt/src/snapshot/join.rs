@@ -19,7 +19,7 @@ use crate::heads::{Head, Heads};
 use crate::key::{Key, KeyRange, Prefix};
 use crate::limits::{MAX_CATCH_UP_BYTES, MAX_JOIN_BYTES, MAX_JOIN_ROWS, MAX_ROW_VALUE_BYTES};
 use crate::row::{Digest, Row, Sibling};
-use crate::store::{Order, Projection, RequestRecord, RowWrite, SnapshotWrite, View, VvEntry};
+use crate::store::{Dropped, Order, Projection, RequestRecord, RowWrite, SnapshotWrite, View, VvEntry};
 
 /// Why a staged snapshot cannot be joined.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -301,7 +301,7 @@ impl SnapshotJoin {
             }
             let alive: BTreeSet<Dot> = joined.dots().collect();
             let gone = built.siblings().iter().filter(|sibling| !alive.contains(&sibling.dot));
-            let dropped = gone.map(|sibling| (sibling.dot, sibling.len)).collect();
+            let dropped = gone.map(Dropped::of).collect();
             built.siblings().iter().for_each(|sibling| self.digest.remove(sibling.check));
             joined.siblings().iter().for_each(|sibling| self.digest.add(sibling.check));
             self.keys += u64::from(!joined.is_empty());

@@ -4,6 +4,7 @@
 use std::ops::Bound;
 
 use crate::block::{Block, RequestId};
+use crate::clock::{Stamp, WallTime};
 use crate::database::{DatabaseId, DatabaseName};
 use crate::dot::{Dot, ReplicaId};
 use crate::effect::{Effect, OpOutcome};
@@ -13,7 +14,7 @@ use crate::key::{Key, KeyRange, Prefix};
 use crate::limits::{MAX_PACKED_HEADS, MAX_VALUE_BYTES};
 use crate::pending::Source;
 use crate::store::{Durability, Meta, Order, Projection, ReplicaState, Store, Truncation, View, WriteSet};
-use crate::testing::rig::{ContractHost, Rig, delete, foreign, key, put, put_until, write};
+use crate::testing::rig::{ContractHost, Rig, delete, foreign, forget, key, put, put_until, write};
 
 /// One promise of a store, to be tried on a fresh one.
 pub type ContractCheck<H> = fn(&mut H);
@@ -34,6 +35,8 @@ pub fn checks<H: ContractHost>() -> Vec<(&'static str, ContractCheck<H>)> {
         ("state after many commits", state_after_many_commits::<H>),
         ("heads across the packing border", heads_across_the_border::<H>),
         ("requests", requests::<H>),
+        ("requests are forgotten from the oldest on", requests_are_forgotten::<H>),
+        ("what has expired is found", what_has_expired::<H>),
         ("history is dropped from its oldest end", history_is_dropped::<H>),
         ("the log from a floor", log_from_a_floor::<H>),
         ("a snapshot is staged", super::snapshots::staging::<H>),
@@ -460,6 +463,83 @@ fn requests<H: ContractHost>(host: &mut H) {
     rig.check(*one);
 }
 
+fn requests_are_forgotten<H: ContractHost>(host: &mut H) {
+    let (mut rig, ids) = open(host, &["one", "two"]);
+    let [one, two] = ids.as_slice() else { panic!("two databases") };
+    let id = |index: u8| RequestId([index; 16]);
+    for index in (0..20).rev() {
+        rig.write(*one, Some(id(index)), vec![put("/k", vec![index])]);
+        rig.write(*two, Some(id(index)), vec![put("/k", vec![index])]);
+    }
+    rig.check(*one);
+    let stamp = |rig: &Rig<H::Store>, index: u8| rig.store.view(one).unwrap().request(&id(index)).unwrap().unwrap().stamp;
+    // By age: the stamps rose while the ids fell.
+    let before = stamp(&rig, 15);
+    assert_eq!(rig.forget(*one, before, u64::MAX, 100), 4);
+    assert_eq!(rig.forget(*one, before, u64::MAX, 100), 0);
+    rig.check(*one);
+    rig = rig.reopen(host);
+    // By number, and not more at once than asked for.
+    assert_eq!(rig.forget(*one, Stamp::default(), 10, 2), 2);
+    assert_eq!(rig.forget(*one, Stamp::default(), 10, 100), 4);
+    rig.check(*one);
+    let view = rig.store.view(one).unwrap();
+    let left: Vec<RequestId> = view.oldest_requests().map(|entry| entry.unwrap().1).collect();
+    assert_eq!(left, (0..10).rev().map(id).collect::<Vec<_>>());
+    assert_eq!(view.request(&id(10)).unwrap(), None);
+    drop(view);
+    // Forgotten is forgotten: the same id is a new request. In one turn with others.
+    let again = |ids: [u8; 2]| {
+        let write = |index: u8| (*one, write(Some(id(index)), vec![put("/again", vec![index])]));
+        vec![write(ids[0]), (*one, forget(Stamp::default(), 9, 100)), write(ids[1]), (*one, forget(Stamp::default(), 9, 100))]
+    };
+    rig.turn(again([19, 3]));
+    rig.check(*one);
+    assert_eq!(rig.store.view(one).unwrap().oldest_requests().count(), 9);
+    rig.check(*two);
+    assert_eq!(rig.reopen(host).store.view(two).unwrap().oldest_requests().count(), 20);
+}
+
+fn what_has_expired<H: ContractHost>(host: &mut H) {
+    let (mut rig, ids) = open(host, &["one", "two"]);
+    let [one, two] = ids.as_slice() else { panic!("two databases") };
+    let found = |rig: &Rig<H::Store>, database: &DatabaseId, until: u64| -> Vec<(u64, String)> {
+        let view = rig.store.view(database).unwrap();
+        view.expired(WallTime(until)).map(Result::unwrap).map(|(at, key)| (at.unix_ms(), key.as_str().to_owned())).collect()
+    };
+    let pair = |at: u64, key: &str| (at, key.to_owned());
+    rig.write(*one, None, vec![put_until("/b", "x", 10), put_until("/a", vec![1; 70_000], 20), put("/c", "for ever")]);
+    rig.write(*two, None, vec![put_until("/b", "x", 5)]);
+    assert_eq!(found(&rig, one, 9), []);
+    assert_eq!(found(&rig, one, 10), [pair(10, "/b")]);
+    assert_eq!(found(&rig, one, u64::MAX), [pair(10, "/b"), pair(20, "/a")]);
+    // Siblings at one key: with another expiry, with the same, without.
+    let beside = |nonce, ms| foreign(*one, nonce, 1, &[], vec![(put_until("/b", "y", ms), vec![])]);
+    rig.deliver(*one, vec![beside(1, 10), beside(2, 8), beside(3, u64::MAX >> 1)]);
+    assert_eq!(found(&rig, one, 30), [pair(8, "/b"), pair(10, "/b"), pair(20, "/a")]);
+    rig.check(*one);
+    // One of two with the same expiry goes: the other is still to be found.
+    let first = rig.blocks(*one).first().unwrap().dot();
+    let last = foreign(*one, 1, 2, &[], vec![(put("/b", "z"), vec![first])]);
+    rig.deliver(*one, vec![last]);
+    assert_eq!(found(&rig, one, 10), [pair(8, "/b"), pair(10, "/b")]);
+    rig.check(*one);
+    rig = rig.reopen(host);
+    rig.write(*one, None, vec![put("/b", "all of them"), put_until("/a", "later", 30)]);
+    assert_eq!(found(&rig, one, u64::MAX), [pair(30, "/a")]);
+    rig.check(*one);
+    rig.write(*one, None, vec![put_until("/t", "x", 40)]);
+    // Put and gone within one turn.
+    rig.turn(vec![
+        (*one, write(None, vec![put_until("/u", "x", 5_000)])),
+        (*one, write(None, vec![delete("/u"), put("/t", "x")])),
+    ]);
+    assert_eq!(found(&rig, one, u64::MAX), [pair(30, "/a")]);
+    let rig = rig.reopen(host);
+    rig.check(*one);
+    assert_eq!(found(&rig, two, u64::MAX), [pair(5, "/b")]);
+}
+
 fn databases_do_not_leak<H: ContractHost>(host: &mut H) {
     let names = ["sub1", "sub10", "sub1.x", "heads", "blocks", "version", "a", "A"];
     let (mut rig, ids) = open(host, &names);
@@ -507,6 +587,7 @@ fn whole_or_not_at_all<H: ContractHost>(host: &mut H) {
         heads: HeadsChange::None,
         meta: Meta { revision: 9, ..Meta::default() },
         requests: Vec::new(),
+        forgotten: Vec::new(),
         truncation: Truncation::default(),
         snapshot: Vec::new(),
     };

@@ -6,7 +6,8 @@ use std::ops::Bound;
 use bytes::Bytes;
 use thiserror::Error;
 
-use crate::block::{BlockHash, RequestId};
+use crate::block::{BlockHash, Expiry, RequestId};
+use crate::clock::{Stamp, WallTime};
 use crate::database::DatabaseId;
 use crate::dot::{Dot, VersionVector};
 use crate::heads::{Head, Heads, HeadsChange};
@@ -120,6 +121,9 @@ impl Contents {
         }
         self.meta = set.meta;
         self.requests.extend(set.requests.iter().cloned());
+        for (request, _) in &set.forgotten {
+            self.requests.remove(request);
+        }
         for entry in &set.truncation.entries {
             self.blocks.remove(&entry.dot);
             self.log.remove(&entry.revision);
@@ -181,8 +185,8 @@ impl Contents {
 }
 
 fn write_row(rows: &mut BTreeMap<Key, Row>, values: &mut BTreeMap<(Key, Dot), Bytes>, write: &RowWrite, apart_above: u32) {
-    for (dot, _) in &write.dropped {
-        values.remove(&(write.key.clone(), *dot));
+    for dropped in &write.dropped {
+        values.remove(&(write.key.clone(), dropped.dot));
     }
     if write.row.is_empty() {
         rows.remove(&write.key);
@@ -234,6 +238,15 @@ impl View for MemoryView<'_> {
         })
     }
 
+    fn expired(&self, until: WallTime) -> impl Iterator<Item = Result<(Expiry, Key), MemoryStoreError>> {
+        let pairs = |(key, row): (&Key, &Row)| {
+            let gone = row.siblings().iter().filter(|sibling| sibling.is_expired(until));
+            gone.filter_map(|sibling| sibling.expiry).map(|expiry| (expiry, key.clone())).collect::<Vec<_>>()
+        };
+        let all: BTreeSet<(Expiry, Key)> = self.0.rows.iter().flat_map(pairs).collect();
+        all.into_iter().map(Ok)
+    }
+
     fn block_hash(&self, dot: &Dot) -> Result<Option<BlockHash>, MemoryStoreError> {
         Ok(self.0.blocks.get(dot).map(|block| block.hash))
     }
@@ -278,5 +291,10 @@ impl View for MemoryView<'_> {
     fn built(&self, key: &Key) -> Result<Row, MemoryStoreError> {
         let built = self.0.built.as_ref().filter(|built| built.sealed);
         Ok(built.and_then(|built| built.rows.get(key)).cloned().unwrap_or_default())
+    }
+
+    fn oldest_requests(&self) -> impl Iterator<Item = Result<(Stamp, RequestId), MemoryStoreError>> {
+        let all: BTreeSet<_> = self.0.requests.iter().map(|(request, record)| (record.stamp, *request)).collect();
+        all.into_iter().map(Ok)
     }
 }

@@ -1,7 +1,7 @@
 //! Replicas over a store under test, compared with the naive reference after each change.
 #![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test: a broken store is to panic")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
@@ -169,6 +169,13 @@ impl<S: Store> Rig<S> {
         *blocks
     }
 
+    /// Forgets requests in a turn of its own; returns how many.
+    pub fn forget(&mut self, database: DatabaseId, before: Stamp, keep: u64, limit: usize) -> usize {
+        let effects = self.turn(vec![(database, Input::Forget { token: Token(0), before, keep, limit })]);
+        let Some(Effect::Forgotten { requests, .. }) = effects.first() else { panic!("no answer in {effects:?}") };
+        *requests
+    }
+
     /// Compares all that the store says of a database with the reference and with the replica.
     ///
     /// # Panics
@@ -199,6 +206,18 @@ impl<S: Store> Rig<S> {
         assert_eq!(reference.rows, rows, "rows by a scan");
         for (key, siblings) in &reference.rows {
             assert_eq!(siblings, &with_values(&view, key, view.row(key).unwrap().siblings()), "the row at {key}");
+        }
+        let expiries = |(key, row): (&Key, &Vec<Sibling>)| {
+            row.iter().filter_map(|sibling| sibling.expiry).map(|expiry| (expiry, key.clone())).collect::<Vec<_>>()
+        };
+        let expected: BTreeSet<(Expiry, Key)> = reference.rows.iter().flat_map(expiries).collect();
+        let found: Vec<(Expiry, Key)> = view.expired(WallTime(u64::MAX)).map(Result::unwrap).collect();
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "what expires");
+        let requests: Vec<(Stamp, RequestId)> = view.oldest_requests().map(Result::unwrap).collect();
+        assert!(requests.is_sorted(), "the oldest requests first");
+        assert_eq!(state.meta.requests, requests.len() as u64, "number of requests");
+        for (stamp, request) in requests {
+            assert_eq!(view.request(&request).unwrap().map(|record| record.stamp), Some(stamp), "a request by its stamp");
         }
     }
 
@@ -243,6 +262,10 @@ fn with_values<V: View>(view: &V, key: &Key, siblings: &[Sibling]) -> Vec<Siblin
 
 pub(super) fn write(request: Option<RequestId>, ops: Vec<LocalOp>) -> Input {
     Input::Write(vec![LocalWrite { token: Token(0), request, ops }])
+}
+
+pub(super) fn forget(before: Stamp, keep: u64, limit: usize) -> Input {
+    Input::Forget { token: Token(0), before, keep, limit }
 }
 
 pub(super) fn key(text: &str) -> Key {

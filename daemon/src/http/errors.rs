@@ -119,7 +119,13 @@ impl From<PatternError> for Problem {
 
 impl From<OpenDatabaseError> for Problem {
     fn from(error: OpenDatabaseError) -> Self {
-        Self::new(Code::Internal, error.to_string())
+        let detail = error.to_string();
+        match error {
+            OpenDatabaseError::Name(_) => Self::new(Code::BadDatabaseName, detail),
+            OpenDatabaseError::TooManyOpen { limit } => Self::new(Code::TooManyDatabases, detail).with_limit(limit),
+            OpenDatabaseError::Closed => Self::new(Code::Closed, detail),
+            _ => Self::new(Code::Internal, detail),
+        }
     }
 }
 
@@ -161,4 +167,43 @@ impl From<DialError> for Problem {
 
 fn disk_full(cause: &str) -> bool {
     cause.to_lowercase().contains("no space")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::problem::Outcome;
+
+    #[test]
+    fn every_failure_of_a_write_says_what_became_of_it_and_whether_to_try_again() {
+        let key = || kvdb::Key::parse("/k").unwrap();
+        let cause = || "bad sector".to_owned();
+        let full = || "No space left on device".to_owned();
+        let queue = WriteError::QueueFull { limit: 7, waited: Duration::ZERO };
+        let failed = WriteRefusal::Condition { key: key(), current: None };
+        let seen = WriteRefusal::TooManySeen { dots: 4_097 };
+        let none = Outcome::NotWritten;
+        let maybe = Outcome::MaybeWritten;
+        for (error, status, code, outcome, retry) in [
+            (WriteError::Refused(failed), 412, Code::ConditionFailed, none, false),
+            (WriteError::Refused(seen), 413, Code::TooManySeen, none, false),
+            (WriteError::Refused(WriteRefusal::TooManyOps { ops: 9 }), 413, Code::BatchTooLarge, none, false),
+            (WriteError::Refused(WriteRefusal::ValueTooLarge { bytes: 9 }), 413, Code::ValueTooLong, none, false),
+            (WriteError::Refused(WriteRefusal::BatchTooLarge { bytes: 9 }), 413, Code::BatchTooLarge, none, false),
+            (queue, 429, Code::QueueFull, none, true),
+            (WriteError::Closed, 503, Code::Closed, none, true),
+            (WriteError::Poisoned { cause: cause() }, 503, Code::Poisoned, none, true),
+            (WriteError::Poisoned { cause: full() }, 507, Code::DiskFull, none, true),
+            (WriteError::Read { cause: cause() }, 500, Code::ReadFailed, none, false),
+            (WriteError::Unknown { cause: cause() }, 503, Code::CommitFailed, maybe, true),
+            (WriteError::Unknown { cause: full() }, 507, Code::DiskFull, maybe, true),
+        ] {
+            let problem = Problem::from(error);
+            assert_eq!((problem.status, problem.code, problem.outcome, problem.retry), (status, code, outcome, retry));
+        }
+        let open = Problem::from(OpenDatabaseError::TooManyOpen { limit: 1_024 });
+        assert_eq!((open.status, open.limit, open.retry), (429, Some(1_024), true));
+    }
 }

@@ -229,3 +229,34 @@ fn a01_r15_a_reader_of_one_key_at_a_time_gets_every_key_of_its_moment() {
     assert_eq!((found.len(), end), (keys.len(), Some(keys.len() as u64)));
     assert_eq!(found, keys);
 }
+
+#[test]
+fn a01_listings_that_nobody_reads_hold_up_no_writer_and_are_whole_when_they_are_read() {
+    use std::io::{Read as _, Write as _};
+    let node = TestNode::start();
+    for part in 0..4 {
+        let put = |n| json!({"put": format!("/big/{part}/{n:03}"), "value": "x".repeat(1_000)});
+        let ops: Vec<Value> = (0..500).map(put).collect();
+        assert_eq!(node.db("POST", "batch", json!({ "ops": ops }).to_string().as_bytes()).status, 200);
+    }
+    let address = node.url().strip_prefix("http://").unwrap().to_owned();
+    let mut readers: Vec<std::net::TcpStream> = (0..20)
+        .map(|n| {
+            let mut stream = std::net::TcpStream::connect(&address).unwrap();
+            let query = if n % 2 == 0 { "" } else { "&keys_only=true" };
+            let request =
+                format!("GET /v1/databases/d/list?prefix=/big{query} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+            stream
+        })
+        .collect();
+    for n in 0..100 {
+        assert_eq!(node.db("PUT", &format!("keys/new/{n}"), b"v").status, 200);
+    }
+    for reader in &mut readers {
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert!(text.contains("{\"end\":{\"count\":2000,\"next\":null}}"), "{}", &text[text.len() - 200..]);
+    }
+}

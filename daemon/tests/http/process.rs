@@ -156,3 +156,31 @@ fn r16_values_never_appear_in_logs() {
         assert!(log.contains("started") && !log.contains(shape), "{shape}");
     }
 }
+
+#[test]
+fn a08_what_was_answered_survives_a_kill_and_a_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let mut written = Vec::new();
+    for round in 0..3 {
+        let mut node = run(&["--data-dir", text(&data), "--databases", "d"], &[]);
+        for at in &written {
+            let answer = send(&node.url, "GET", &format!("/v1/databases/d/keys/{at}"), &[], b"");
+            assert_eq!((answer.status, answer.body.as_slice()), (200, b"v".as_slice()), "{at} in round {round}");
+        }
+        for durability in ["sync", "buffered"] {
+            for n in 0..50 {
+                let at = format!("{round}/{durability}/{n}");
+                let path = format!("/v1/databases/d/keys/{at}?durability={durability}");
+                assert_eq!(send(&node.url, "PUT", &path, &[], b"v").status, 200);
+                written.push(at);
+            }
+        }
+        if round == 1 {
+            node.stop();
+        } else {
+            node.child.kill().unwrap();
+            node.child.wait().unwrap();
+        }
+    }
+}

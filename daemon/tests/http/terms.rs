@@ -194,6 +194,8 @@ fn a_read_at_a_dot_waits_for_it_and_says_when_it_has_not_come() {
         let bad = node.db("GET", &format!("{below}?wait=1{key}"), b"");
         assert!(bad.status == 400 && bad.text().contains("at="), "{below}: {}", bad.text());
         assert_eq!(node.db("GET", &format!("{below}?at=1{key}"), b"").status, 400);
+        let long = node.db("GET", &format!("{below}?at={next}&wait=60001{key}"), b"");
+        assert!(long.status == 400 && long.text().contains("60000"), "{below}: {}", long.text());
     }
     let (code, line) = failed(&node.kvdb(&["get", "/a", "--at", &next, "--wait", "1ms"], b""));
     assert!(code == 3 && line.contains(&next), "{line}");

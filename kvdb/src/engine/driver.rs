@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
-use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, SnapshotWrite, Source, Store};
+use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, SnapshotWrite, Source, Stamp, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
@@ -188,6 +188,18 @@ where
     /// See [`WriteError`].
     pub async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
         self.done(Work::Stage { database, write }).await
+    }
+
+    /// Forgets up to `limit` outcomes of requests, the oldest first: those with a stamp below `before`, and so many that no
+    /// more than `keep` are left. The commit is buffered.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub async fn forget(&self, database: DatabaseId, before: Stamp, keep: u64, limit: usize) -> Result<usize, WriteError> {
+        match self.ask(Work::Forget { database, before, keep, limit }, false).await? {
+            Reply::Forgotten(result) => result,
+            _ => Err(WriteError::Closed),
+        }
     }
 
     /// Returns once everything committed before is on disk.
@@ -518,3 +530,7 @@ fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
 fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[path = "driver_tests.rs"]
+mod tests;

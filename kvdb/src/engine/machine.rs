@@ -7,7 +7,7 @@ use crdt::mutation::{Mutation, active};
 use crdt::snapshot::SnapshotJoin;
 use crdt::{
     Block, Changes, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica,
-    ReplicaId, RequestId, Signer, SnapshotWrite, Source, Step, Store, Token, Turn, VersionVector, View, WallTime,
+    ReplicaId, RequestId, Signer, SnapshotWrite, Source, Stamp, Step, Store, Token, Turn, VersionVector, View, WallTime,
 };
 
 use super::join::Staging;
@@ -53,6 +53,17 @@ pub enum Work {
         /// The part.
         write: SnapshotWrite,
     },
+    /// Forgets the outcomes of requests, as [`Input::Forget`].
+    Forget {
+        /// The database.
+        database: DatabaseId,
+        /// The first stamp that stays.
+        before: Stamp,
+        /// How many stay.
+        keep: u64,
+        /// Most to forget in this turn.
+        limit: usize,
+    },
     /// Everything committed before must be on disk.
     Sync,
     /// Opens a database that is in the store's catalogue.
@@ -70,6 +81,8 @@ pub enum Reply {
     Delivered(Result<Delivery, WriteError>),
     /// To [`Work::Truncate`].
     Truncated(Result<Truncated, WriteError>),
+    /// To [`Work::Forget`]: how many were forgotten.
+    Forgotten(Result<usize, WriteError>),
     /// To [`Work::Stage`], [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
     Done(Result<(), WriteError>),
 }
@@ -249,6 +262,10 @@ impl<S: Store> Engine<S> {
                     jobs.entry(database).or_default().truncations.push((Token(index as u64), through, limit));
                 }
                 Work::Stage { database, write } => jobs.entry(database).or_default().stages.push((index, write)),
+                Work::Forget { database, before, keep, limit } => {
+                    let input = Input::Forget { token: Token(index as u64), before, keep, limit };
+                    jobs.entry(database).or_default().forgets.push((index, input));
+                }
                 Work::Sync => syncs.push(index),
                 Work::Open(database) => set(&mut replies, index, Reply::Done(self.open(database, &mut outcome))),
                 Work::Close(database) => closing.push((index, database)),
@@ -395,6 +412,9 @@ impl<S: Store> Engine<S> {
                     set(replies, index_of(token), Reply::Written(Ok(written)));
                 }
                 (Effect::Refused { token, refusal }, _) => set(replies, index_of(token), Reply::Written(Err(refusal.into()))),
+                (Effect::Forgotten { token, requests }, _) => {
+                    set(replies, index_of(token), Reply::Forgotten(Ok(requests)));
+                }
                 (Effect::Truncated { token, blocks, bytes, log_floor }, _) => {
                     set(replies, index_of(token), Reply::Truncated(Ok(Truncated { blocks, bytes, log_floor })));
                 }
@@ -436,6 +456,7 @@ struct Job {
     stages: Vec<(usize, SnapshotWrite)>,
     /// Token, last revision, most blocks.
     truncations: Vec<(Token, u64, usize)>,
+    forgets: Vec<(usize, Input)>,
     sync: bool,
 }
 
@@ -452,6 +473,7 @@ struct Part {
     writes: Vec<usize>,
     truncations: Vec<usize>,
     stages: Vec<(usize, Staging)>,
+    forgets: Vec<usize>,
     /// For each delivery its reply and which of the step's effects are its own.
     deliveries: Vec<(usize, Range<usize>)>,
 }
@@ -461,7 +483,9 @@ impl Part {
         let writes = job.writes.iter().map(|write| index_of(write.token)).collect();
         let truncations = job.truncations.iter().map(|(token, ..)| index_of(*token)).collect();
         let stages = job.stages.iter().map(|(index, write)| (*index, Staging::of(write))).collect();
-        Self { writes, truncations, stages, deliveries: job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect() }
+        let forgets = job.forgets.iter().map(|(index, _)| *index).collect();
+        let deliveries = job.deliveries.iter().map(|incoming| (incoming.index, 0..0)).collect();
+        Self { writes, truncations, stages, forgets, deliveries }
     }
 
     fn run<V: View>(
@@ -486,6 +510,9 @@ impl Part {
         for (token, through, limit) in job.truncations {
             replica.handle(Input::Truncate { token, through, limit }, &mut env, view, turn)?;
         }
+        for (_, input) in job.forgets {
+            replica.handle(input, &mut env, view, turn)?;
+        }
         Ok(())
     }
 
@@ -498,6 +525,9 @@ impl Part {
         }
         for index in self.truncations {
             set(replies, index, Reply::Truncated(Err(error.clone())));
+        }
+        for index in self.forgets {
+            set(replies, index, Reply::Forgotten(Err(error.clone())));
         }
         for (index, _) in self.deliveries {
             set(replies, index, Reply::Delivered(Err(error.clone())));

@@ -61,7 +61,7 @@ pub fn work_bytes(work: &Work) -> usize {
         Work::Write { ops, .. } => ops.iter().map(op_bytes).sum(),
         Work::Blocks { blocks, .. } => blocks.iter().map(|block| block.bytes().len()).sum(),
         Work::Stage { write: SnapshotWrite::Chunk { bytes, .. }, .. } => bytes.len(),
-        Work::Stage { .. } | Work::Truncate { .. } | Work::Sync | Work::Open(_) | Work::Close(_) => 0,
+        Work::Stage { .. } | Work::Truncate { .. } | Work::Forget { .. } | Work::Sync | Work::Open(_) | Work::Close(_) => 0,
     }
 }
 
@@ -76,5 +76,6 @@ fn op_bytes(op: &LocalOp) -> usize {
         Change::Put { value, .. } => value.len(),
         Change::Tombstone => 0,
     };
-    op.key.as_bytes().len() + value + 64
+    let seen = op.terms.as_ref().and_then(|terms| terms.seen.as_ref()).map_or(0, |dots| size_of_val(dots.as_slice()));
+    op.key.as_bytes().len() + value + seen + 64
 }

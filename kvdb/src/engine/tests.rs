@@ -6,8 +6,8 @@ use std::rc::Rc;
 use bytes::Bytes;
 use crdt::testing::{MemoryStore, MemoryStoreError, MemoryView};
 use crdt::{
-    Block, BlockHash, Change, DatabaseId, DatabaseName, Dot, Durability, Ed25519Signer, Key, KeyRange, LocalOp, Order,
-    Projection, ReplicaState, RequestId, RequestRecord, Row, Source, Store, StoredBlock, View, WallTime, WriteSet,
+    Block, BlockHash, Change, DatabaseId, DatabaseName, Dot, Durability, Ed25519Signer, Expiry, Key, KeyRange, LocalOp, Order,
+    Projection, ReplicaState, RequestId, RequestRecord, Row, Source, Stamp, Store, StoredBlock, View, WallTime, WriteSet,
 };
 
 use super::machine::{Engine, Reply, TurnEnv, TurnOutcome, Work};
@@ -83,6 +83,12 @@ impl View for FaultyView<'_> {
     }
     fn state(&self) -> Result<ReplicaState, MemoryStoreError> {
         self.inner.state()
+    }
+    fn expired(&self, until: WallTime) -> impl Iterator<Item = Result<(Expiry, Key), MemoryStoreError>> {
+        self.inner.expired(until)
+    }
+    fn oldest_requests(&self) -> impl Iterator<Item = Result<(Stamp, RequestId), MemoryStoreError>> {
+        self.inner.oldest_requests()
     }
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, MemoryStoreError> {
         self.inner.request(request)

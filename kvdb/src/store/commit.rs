@@ -1,6 +1,6 @@
 //! Turns write sets into one batch.
 
-use crdt::{HeadsChange, RowWrite, WriteSet};
+use crdt::{Expiry, HeadsChange, RowWrite, WriteSet};
 use rocksdb::{ColumnFamily, WriteBatch};
 
 use super::catalog::Numbers;
@@ -50,10 +50,11 @@ impl Assembly<'_> {
                 self.record.row(&write.row);
                 self.put(rows);
             }
-            for (dot, _) in write.dropped.iter().filter(|(_, len)| layout::is_apart(*len)) {
-                self.key.value_key(number, &write.key, dot);
+            for dropped in write.dropped.iter().filter(|dropped| layout::is_apart(dropped.len)) {
+                self.key.value_key(number, &write.key, &dropped.dot);
                 self.delete(values);
             }
+            self.expiries(write, number);
             for sibling in write.row.siblings().iter().filter(|sibling| layout::is_apart(sibling.len)) {
                 // Without a value it stays where it is.
                 if let Some(value) = &sibling.value {
@@ -62,6 +63,25 @@ impl Assembly<'_> {
                     self.put(values);
                 }
             }
+        }
+    }
+
+    /// Keeps the list of what expires in step with a row. Most rows have nothing in it.
+    fn expiries(&mut self, write: &RowWrite, number: u32) {
+        let expires = write.row.siblings().iter().any(|sibling| sibling.expiry.is_some());
+        if !expires && write.dropped.iter().all(|dropped| dropped.expiry.is_none()) {
+            return;
+        }
+        let list = self.inner.family(Family::Expiries);
+        let left = |expiry: Expiry| write.row.siblings().iter().any(|sibling| sibling.expiry == Some(expiry));
+        for expiry in write.dropped.iter().filter_map(|dropped| dropped.expiry).filter(|expiry| !left(*expiry)) {
+            self.key.expiry_key(number, expiry, &write.key);
+            self.delete(list);
+        }
+        for expiry in write.row.siblings().iter().filter_map(|sibling| sibling.expiry) {
+            self.key.expiry_key(number, expiry, &write.key);
+            self.record.version();
+            self.put(list);
         }
     }
 
@@ -135,14 +155,23 @@ impl Assembly<'_> {
     }
 
     fn requests(&mut self, set: &WriteSet, number: u32) {
-        if set.requests.is_empty() {
+        if set.requests.is_empty() && set.forgotten.is_empty() {
             return;
         }
-        let requests = self.inner.family(Family::Requests);
+        let (requests, ages) = (self.inner.family(Family::Requests), self.inner.family(Family::Ages));
         for (request, record) in &set.requests {
             self.key.request_key(number, request);
             self.record.request(record);
             self.put(requests);
+            self.key.age_key(number, record.stamp, request);
+            self.record.version();
+            self.put(ages);
+        }
+        for (request, stamp) in &set.forgotten {
+            self.key.request_key(number, request);
+            self.delete(requests);
+            self.key.age_key(number, *stamp, request);
+            self.delete(ages);
         }
     }
 }

@@ -37,12 +37,32 @@ pub enum Family {
     Requests,
     /// Number ‖ tag → a snapshot being received: its head, its chunks.
     Staging,
+    /// Number ‖ stamp ‖ request id: which requests are the oldest.
+    Ages,
+    /// Row number ‖ expiry ‖ key: where a sibling expires.
+    Expiries,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::Catalog, Self::Rows, Self::Values, Self::Blocks, Self::State, Self::Log, Self::Requests, Self::Staging];
+    pub const ALL: [Self; 10] = [
+        Self::Catalog,
+        Self::Rows,
+        Self::Values,
+        Self::Blocks,
+        Self::State,
+        Self::Log,
+        Self::Requests,
+        Self::Staging,
+        Self::Ages,
+        Self::Expiries,
+    ];
+
+    /// Whether its keys begin with a database's row number, which is another one when its rows are built anew, and not with
+    /// the database's number.
+    pub(super) fn is_of_rows(self) -> bool {
+        matches!(self, Self::Rows | Self::Values | Self::Expiries)
+    }
 
     /// Its name in RocksDB.
     #[must_use]
@@ -56,6 +76,8 @@ impl Family {
             Self::Log => "log",
             Self::Requests => "requests",
             Self::Staging => "staging",
+            Self::Ages => "ages",
+            Self::Expiries => "expiries",
         }
     }
 }
@@ -360,7 +382,7 @@ impl Writer {
 
     pub(super) fn meta(&mut self, meta: &Meta) -> &mut Self {
         self.version().u64(meta.clock.0).put(&meta.digest.0.to_be_bytes());
-        self.u64(meta.revision).u64(meta.keys).u64(meta.log_floor).u64(meta.history_bytes)
+        self.u64(meta.revision).u64(meta.keys).u64(meta.log_floor).u64(meta.history_bytes).u64(meta.requests)
     }
 
     pub(super) fn heads_key(&mut self, number: u32) -> &mut Self {
@@ -413,6 +435,7 @@ pub(super) fn read_state(key: &[u8], record: &[u8]) -> Result<StateRecord, Malfo
             keys: reader.u64()?,
             log_floor: reader.u64()?,
             history_bytes: reader.u64()?,
+            requests: reader.u64()?,
         }),
         HEADS => {
             let mut heads = Vec::new();
@@ -517,6 +540,36 @@ pub(super) fn read_staging_chunk(record: &[u8]) -> Result<(&[u8], &[u8]), Malfor
     let len = u16::from_be_bytes(reader.array()?);
     let next = reader.slice(usize::from(len))?;
     Ok((next, reader.rest()))
+}
+
+// What goes with time. These keys say everything; their records are a version byte.
+
+impl Writer {
+    pub(super) fn age_key(&mut self, number: u32, stamp: Stamp, request: &RequestId) -> &mut Self {
+        self.start(number).u64(stamp.0).put(&request.0)
+    }
+
+    pub(super) fn expiry_key(&mut self, rows: u32, expiry: Expiry, key: &Key) -> &mut Self {
+        self.start(rows).u64(expiry.unix_ms()).put(key.as_bytes())
+    }
+}
+
+pub(super) fn read_age(key: &[u8], record: &[u8]) -> Result<(Stamp, RequestId), Malformed> {
+    Reader::record(record)?.end()?;
+    let mut key = Reader::key(key);
+    key.u32()?;
+    let age = (Stamp(key.u64()?), RequestId(key.array()?));
+    key.end()?;
+    Ok(age)
+}
+
+pub(super) fn read_expiry(key: &[u8], record: &[u8]) -> Result<(Expiry, Key), Malformed> {
+    Reader::record(record)?.end()?;
+    let mut key = Reader::key(key);
+    key.u32()?;
+    let expiry = Expiry::at_unix_ms(key.u64()?).ok_or(Malformed("an expiry is out of range"))?;
+    let key = Key::from_normal(key.rest()).map_err(|_| Malformed("its key is not in normal form"))?;
+    Ok((expiry, key))
 }
 
 #[cfg(test)]

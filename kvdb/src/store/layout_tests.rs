@@ -131,14 +131,14 @@ fn blocks_and_log() {
 #[test]
 fn state() {
     let mut writer = Writer::default();
-    let meta = Meta { clock: Stamp(1), digest: Digest(2), revision: 3, keys: 4, log_floor: 5, history_bytes: 6 };
+    let meta = Meta { clock: Stamp(1), digest: Digest(2), revision: 3, keys: 4, log_floor: 5, history_bytes: 6, requests: 7 };
     let entry = VvEntry { seq: 5, author: Author { public_key: [0xbb; 32], nonce: 6 } };
     let heads = vec![(dot(5), head()), (dot(6), head())];
     let packed = format!("{REPLICA}0000000000000005{HASH}0000000000000009{REPLICA}0000000000000006{HASH}0000000000000009");
     let single = format!("{HASH}0000000000000009");
     let vv = format!("0000000000000005{HASH}0000000000000006");
     let figures =
-        "0000000000000001000000000000000000000000000000020000000000000003 0000000000000004 0000000000000005 0000000000000006"
+        "0000000000000001000000000000000000000000000000020000000000000003 0000000000000004 0000000000000005 0000000000000006 0000000000000007"
             .replace(' ', "");
     let cases = [
         (
@@ -187,6 +187,29 @@ fn state() {
     }
     assert_eq!(read_state(&[0, 0, 0, 7, 9], &[RECORD_VERSION]), Err(Malformed("its tag is not known")));
     assert!(read_state(&[0, 0, 0, 7], &[RECORD_VERSION]).is_err());
+}
+
+#[test]
+fn what_goes_with_time() {
+    let mut writer = Writer::default();
+    let age = writer.age_key(7, Stamp(9), &RequestId([0xdd; 16])).bytes().to_vec();
+    assert_eq!(hex(&age), format!("000000070000000000000009{}", "dd".repeat(16)));
+    assert_eq!(read_age(&age, &[RECORD_VERSION]), Ok((Stamp(9), RequestId([0xdd; 16]))));
+    let key = Key::parse("/a/b").unwrap();
+    let expiry = writer.expiry_key(7, Expiry::at_unix_ms(258).unwrap(), &key).bytes().to_vec();
+    assert_eq!(hex(&expiry), "0000000700000000000001022f612f62");
+    assert_eq!(read_expiry(&expiry, &[RECORD_VERSION]), Ok((Expiry::at_unix_ms(258).unwrap(), key)));
+    for cut in 0..age.len() {
+        assert!(read_age(&age[..cut], &[RECORD_VERSION]).is_err());
+    }
+    for cut in 0..13 {
+        assert!(read_expiry(&expiry[..cut], &[RECORD_VERSION]).is_err());
+    }
+    assert!(read_age(&[&age[..], &[0]].concat(), &[RECORD_VERSION]).is_err());
+    assert!(read_expiry(&[&expiry[..], b"/"].concat(), &[RECORD_VERSION]).is_err());
+    for record in [&[][..], &[2], &[RECORD_VERSION, 0]] {
+        assert!(read_age(&age, record).is_err() && read_expiry(&expiry, record).is_err());
+    }
 }
 
 #[test]

@@ -244,12 +244,13 @@ impl RocksStore {
     pub fn stats(&self, database: &DatabaseId) -> Result<StoreStats, StoreError> {
         let numbers = self.numbers(database)?;
         let size = |family: Family| {
-            let number = if matches!(family, Family::Rows | Family::Values) { numbers.rows } else { numbers.number };
+            let number = if family.is_of_rows() { numbers.rows } else { numbers.number };
             let range = layout::number_range(number);
             let handle = self.0.inner.family(family);
             self.0.inner.rocks().get_approximate_sizes_cf(handle, &[Range::new(&range.start, &range.end)]).iter().sum::<u64>()
         };
-        let other = [Family::Values, Family::State, Family::Log, Family::Requests].map(size).iter().sum();
+        let other =
+            [Family::Values, Family::State, Family::Log, Family::Requests, Family::Ages, Family::Expiries].map(size).iter().sum();
         Ok(StoreStats { rows: size(Family::Rows), blocks: size(Family::Blocks), other })
     }
 

@@ -74,7 +74,7 @@ impl RocksStore {
         if self.0.stopping.load(Ordering::Acquire) {
             return;
         }
-        let number = if matches!(family, Family::Rows | Family::Values) { numbers.rows } else { numbers.number };
+        let number = if family.is_of_rows() { numbers.rows } else { numbers.number };
         let range = layout::number_range(number);
         let mut options = CompactOptions::default();
         // Automatic compactions go on beside it, so that writers are not held up.

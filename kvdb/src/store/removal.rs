@@ -12,9 +12,18 @@ use super::layout::{self, Family};
 use super::{DatabaseRecord, RocksStore};
 use crate::limits::{DROP_PIECE_RECORDS, MAX_DROPPED_GENERATIONS};
 
-/// The families that hold a database's records, rows and values under its row number.
-const FAMILIES: [Family; 7] =
-    [Family::Rows, Family::Values, Family::Blocks, Family::State, Family::Log, Family::Requests, Family::Staging];
+/// The families that hold a database's records.
+const FAMILIES: [Family; 9] = [
+    Family::Rows,
+    Family::Values,
+    Family::Expiries,
+    Family::Blocks,
+    Family::State,
+    Family::Log,
+    Family::Requests,
+    Family::Ages,
+    Family::Staging,
+];
 
 impl RocksStore {
     /// The database of this name, if it is there.
@@ -109,5 +118,5 @@ impl RocksStore {
 }
 
 fn number_of(family: Family, numbers: Numbers) -> u32 {
-    if matches!(family, Family::Rows | Family::Values) { numbers.rows } else { numbers.number }
+    if family.is_of_rows() { numbers.rows } else { numbers.number }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crdt::{Dot, Key, LogEntry, Row, SnapshotWrite};
+use crdt::{Dot, Expiry, Key, LogEntry, Row, SnapshotWrite};
 use rocksdb::{IngestExternalFileOptions, Options, SstFileWriter, WriteBatch, WriteOptions};
 
 use super::catalog::{self, Numbers};
@@ -130,6 +130,9 @@ impl Workshop {
         let built = all.get_mut(&number).ok_or(NOTHING_BUILT)?;
         let (mut key, mut record) = (Writer::with_capacity(1 << 7), Writer::with_capacity(1 << 10));
         for (at, row) in rows {
+            for expiry in row.siblings().iter().filter_map(|sibling| sibling.expiry) {
+                apart.expires(built.rows, expiry, at)?;
+            }
             for sibling in row.siblings().iter().filter(|sibling| layout::is_apart(sibling.len)) {
                 if let Some(value) = &sibling.value {
                     apart.put(built.rows, at, &sibling.dot, value)?;
@@ -199,7 +202,7 @@ pub(super) fn clean(inner: &Inner, directory: &Path) -> Result<(), StoreError> {
 fn empty(inner: &Inner, rows: u32) -> Result<(), StoreError> {
     let range = layout::number_range(rows);
     let mut batch = WriteBatch::default();
-    for family in [Family::Rows, Family::Values] {
+    for family in [Family::Rows, Family::Values, Family::Expiries] {
         let family = inner.family(family);
         // Whole files go at once; nobody reads these rows, by a snapshot neither.
         inner.rocks().delete_file_in_range_cf(family, &range.start, &range.end)?;
@@ -244,6 +247,14 @@ impl Apart<'_> {
         at.value_key(rows, key, dot);
         record.value(value);
         self.batch.put_cf(self.inner.family(Family::Values), at.bytes(), record.bytes());
+        if self.batch.size_in_bytes() > BUILD_BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Notes where a built row expires.
+    fn expires(&mut self, rows: u32, expiry: Expiry, key: &Key) -> Result<(), StoreError> {
+        let (mut at, mut record) = (Writer::with_capacity(1 << 7), Writer::with_capacity(1));
+        at.expiry_key(rows, expiry, key);
+        self.batch.put_cf(self.inner.family(Family::Expiries), at.bytes(), record.version().bytes());
         if self.batch.size_in_bytes() > BUILD_BATCH_BYTES { self.flush() } else { Ok(()) }
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use crdt::{
-    Author, BlockHash, Dot, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId,
-    RequestRecord, Row, Staged, StoredBlock, View,
+    Author, BlockHash, Dot, Expiry, Heads, Key, KeyRange, LogEntry, Meta, Order, Projection, ReplicaId, ReplicaState, RequestId,
+    RequestRecord, Row, Staged, Stamp, StoredBlock, View, WallTime,
 };
 
 use super::catalog::Numbers;
@@ -84,6 +84,11 @@ impl<'a> RocksView<'a> {
         write_key(&mut key);
         let decode = |record: &[u8]| layout::read_state(key.bytes(), record);
         self.inner.get_at(self.snapshot.as_ref(), Family::State, key.bytes(), decode)
+    }
+
+    /// The number of requests whose outcomes are kept.
+    pub(crate) fn requests(&self) -> Result<u64, StoreError> {
+        Ok(self.meta()?.requests)
     }
 
     /// Who writes under a replica id of the version vector.
@@ -170,6 +175,13 @@ impl View for RocksView<'_> {
         })
     }
 
+    fn expired(&self, until: WallTime) -> impl Iterator<Item = Result<(Expiry, Key), StoreError>> {
+        let mut range = layout::number_range(self.numbers.rows);
+        // The first key that is later; no expiry reaches the greatest int.
+        range.end = [self.numbers.rows.to_be_bytes().as_slice(), &until.0.saturating_add(1).to_be_bytes()].concat();
+        self.inner.scan_at(self.snapshot.as_ref(), Family::Expiries, range, Order::Ascending, layout::read_expiry)
+    }
+
     fn block_hash(&self, dot: &Dot) -> Result<Option<BlockHash>, StoreError> {
         let key = |key: &mut Writer| _ = key.block_key(self.numbers.number, dot);
         self.get(Family::Blocks, key, |bytes| layout::read_block(bytes).map(|block| block.hash))
@@ -210,6 +222,11 @@ impl View for RocksView<'_> {
         }
         state.heads = heads.into_iter().collect::<Heads>();
         Ok(state)
+    }
+
+    fn oldest_requests(&self) -> impl Iterator<Item = Result<(Stamp, RequestId), StoreError>> {
+        let range = layout::number_range(self.numbers.number);
+        self.inner.scan_at(self.snapshot.as_ref(), Family::Ages, range, Order::Ascending, layout::read_age)
     }
 
     fn request(&self, request: &RequestId) -> Result<Option<RequestRecord>, StoreError> {

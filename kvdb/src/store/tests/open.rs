@@ -54,7 +54,7 @@ fn a_store_has_one_opener() {
 }
 
 #[test]
-fn a_newer_format_is_refused_untouched() {
+fn r14_a_newer_format_is_refused_untouched() {
     let dir = TempDir::new().unwrap();
     drop(open(dir.path()));
     fs::write(dir.path().join("kvdb.format"), "kvdb-store 2 whatever\n").unwrap();
