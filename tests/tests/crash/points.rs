@@ -221,7 +221,9 @@ impl Life {
             while !ended && Instant::now() < end {
                 n += 1;
                 let key = Key::parse(&format!("/peer/{}", n % KEYS)).unwrap();
-                futures::executor::block_on(self.peer.db.put(&key, format!("{round} {n}"))).unwrap();
+                // By tokio itself: under another executor its budget runs out, and then nothing is ever ready.
+                let put = self.peer.db.put(&key, format!("{round} {n}"));
+                tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(put)).unwrap();
                 std::thread::sleep(Duration::from_millis(5));
                 ended = child.try_wait().unwrap().is_some();
                 if writers.iter().all(std::thread::ScopedJoinHandle::is_finished) && !ended {
