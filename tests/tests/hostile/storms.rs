@@ -20,17 +20,12 @@ use crate::crash::{ask, at};
 #[tokio::test(flavor = "multi_thread")]
 async fn c04_five_hundred_identities_are_capped_and_a_configured_peer_gets_in() {
     let mut arena = Arena::new();
-    let (mut others, mut refused) = (Vec::new(), 0);
+    let mut others = Vec::new();
     for _ in 0..9 {
         let batch = (0..60).map(|_| Adversary::connect(&arena.address, arena.peer, rand::random()));
-        for one in futures::future::join_all(batch).await {
-            match one {
-                Some(one) => others.push(one),
-                None => refused += 1,
-            }
-        }
+        others.extend(futures::future::join_all(batch).await.into_iter().flatten());
     }
-    assert!(others.len() + refused >= 540 && refused > 0, "{} connected, {refused} refused", others.len());
+    assert!(arena.count("incoming_failed") > 0, "nobody was refused, {} are connected", others.len());
     let peers = arena.victim.get("/metrics").unwrap().1;
     let peers = peers.lines().find_map(|line| line.strip_prefix("kvdb_peers ")).unwrap().parse::<usize>().unwrap();
     assert!(peers <= 512, "{peers}");
