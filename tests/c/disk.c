@@ -236,7 +236,19 @@ static int synced(int fd, int (*call)(int)) {
     int done = call(fd);
     if (!done && size > file->synced) file->synced = size;
     if (last) die();
+    // What comes after a sync, such as the removal of old files, does not come after the end.
+    halt_if_dead();
     return done;
+}
+
+int unlink(const char *path) {
+    halt_if_dead();
+    return REAL(unlink)(path);
+}
+
+int rename(const char *from, const char *to) {
+    halt_if_dead();
+    return REAL(rename)(from, to);
 }
 
 int fsync(int fd) { return synced(fd, REAL(fsync)); }
