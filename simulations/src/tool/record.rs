@@ -9,6 +9,7 @@ use crdt::{Block, Change, Durability, LocalOp};
 use super::diagram::Entry;
 use crate::faults::FAULTS;
 use crate::observe::{Checker, NodeId, Observation, WorldView};
+use crate::script::SCRIPT_CLIENT;
 use crate::time::Time;
 
 /// One thing that happened.
@@ -110,14 +111,14 @@ fn describe(seen: &Observation<'_>) -> Described {
             (Some(*node), None, "sync", if *lied { "syncs, the disk lies" } else { "syncs" }.to_owned())
         }
         Observation::Asked { client, node, ops, durability, .. } => {
-            (Some(*node), None, "ask", format!("client {client} asks, {durability:?}: {}", ops_text(ops)))
+            (Some(*node), None, "ask", format!("{} asks, {durability:?}: {}", who(*client), ops_text(ops)))
         }
         Observation::Answered { client, node, ops, answer, .. } => {
             let what = match answer {
                 Ok(written) => format!("{} {:?}", written.dot.map_or("nothing".to_owned(), short_dot), written.ops),
                 Err(error) => error.to_string(),
             };
-            (Some(*node), None, "answer", format!("answers client {client}: {what}, for {}", ops_text(ops)))
+            (Some(*node), None, "answer", format!("answers {}: {what}, for {}", who(*client), ops_text(ops)))
         }
         Observation::Published { node, message, .. } => {
             (Some(*node), None, "publish", format!("publishes {} bytes", message.len()))
@@ -151,6 +152,10 @@ fn describe(seen: &Observation<'_>) -> Described {
         Observation::Healed => (None, None, "world", "all faults are over".to_owned()),
         Observation::Equal => (None, None, "world", "all are equal".to_owned()),
     }
+}
+
+fn who(client: crate::observe::ClientId) -> String {
+    if client == SCRIPT_CLIENT { "the script".to_owned() } else { format!("client {client}") }
 }
 
 fn short_dot(dot: crdt::Dot) -> String {
