@@ -85,6 +85,7 @@ mod tests {
     fn a_seed_means_the_same_numbers_for_ever() {
         let mut random = Random::new(7);
         let drawn: Vec<u64> = (0..3).map(|_| random.next()).collect();
+        assert_eq!(drawn, [0x61c9_4329_3fff_298c, 0xa09a_6880_3af1_5238, 0x5822_728e_748c_3216]);
         let mut again = Random::new(7);
         assert_eq!(drawn, (0..3).map(|_| again.next()).collect::<Vec<_>>());
         assert_ne!(drawn, (0..3).map(|_| Random::new(8).next()).collect::<Vec<_>>());

@@ -40,3 +40,24 @@ impl TraceHash {
         format!("{:016x}{:016x}", self.0, self.1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_same_on_every_machine_and_tells_orders_apart() {
+        let mut hash = TraceHash::default();
+        hash.number(1);
+        hash.bytes(b"the same everywhere");
+        assert_eq!(hash.hex(), "c9da606c21b365b903807e96e8d5eca4");
+        let hash_of = |numbers: [u64; 2]| {
+            let mut hash = TraceHash::default();
+            for number in numbers {
+                hash.number(number);
+            }
+            hash
+        };
+        assert_ne!(hash_of([1, 2]), hash_of([2, 1]));
+    }
+}
