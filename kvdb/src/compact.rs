@@ -160,7 +160,7 @@ async fn look(
         ages.note(now, meta.revision, limits.min_age);
         ages.older_than(now, options.min_age.unwrap_or(limits.min_age))
     };
-    let peers = node.holders(id).await;
+    let (peers, pinned) = (node.holders(id).await, node.pinned(id).await);
     let needed = if options.alone { 0 } else { limits.holders };
     let max_bytes = options.max_bytes.or(limits.max_bytes);
     let store = node.store.clone();
@@ -170,7 +170,7 @@ async fn look(
                 let rows = store.stats(&id)?.rows;
                 let max_bytes = max_bytes.unwrap_or_else(|| rows.max(HISTORY_MAX_BYTES));
                 let history_bytes = meta.history_bytes;
-                let known = Known { peers: &peers, holders: needed, aged, history_bytes, max_bytes, pinned: None };
+                let known = Known { peers: &peers, holders: needed, aged, history_bytes, max_bytes, pinned };
                 plan(store.view(&id)?.log(0), &known)
             };
             read().map_err(|error| read_error(&error))

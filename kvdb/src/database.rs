@@ -317,7 +317,7 @@ impl Database {
         self.read(|store| read(&store.snapshot(&self.0.id).map_err(|error| read_error(&error))?))
     }
 
-    fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
+    pub(crate) fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
         if self.is_closed() || self.0.shared.is_dropped() { Err(self.gone()) } else { self.0.node.store.read(read) }
     }
 

@@ -38,6 +38,7 @@ mod remembered;
 pub mod store;
 pub mod stream;
 mod upkeep;
+pub mod verify;
 pub mod watch;
 
 pub use batch::{Batch, Op};
@@ -59,6 +60,7 @@ pub use node::{DatabaseInfo, Node, NodeStatus};
 pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
 pub use pattern::{PatternError, Patterns};
 pub use stream::ListStream;
+pub use verify::{Damage, Verified};
 pub use watch::{
     WatchChange, WatchError, WatchEvent, WatchFrom, WatchOptions, WatchPut, WatchStream, WatchToken, WatchTokenError,
 };

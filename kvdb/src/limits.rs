@@ -114,6 +114,12 @@ pub const MAX_DROPPED_GENERATIONS: u64 = 16;
 /// A node whose bootstrap peers do not answer counts as caught up after this time.
 pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);
 
+/// Damages that a verification names one by one.
+pub const MAX_DAMAGES: usize = 1_000;
+/// Blocks whose signatures are verified together.
+pub const VERIFY_BATCH_BLOCKS: usize = 512;
+/// Bytes of blocks that are verified together, about.
+pub const VERIFY_BATCH_BYTES: usize = 8 << 20;
 /// A file of rows that are built from a snapshot is closed, and taken in by RocksDB, at about this many bytes.
 pub const BUILD_FILE_BYTES: u64 = 64 << 20;
 /// Values that are built from a snapshot are written in batches of about this many bytes.

@@ -66,6 +66,11 @@ impl Inner {
         }
     }
 
+    /// What a snapshot on its way to a peer needs of the log.
+    pub(crate) async fn pinned(&self, database: DatabaseId) -> Option<u64> {
+        self.net.as_ref()?.pinned(database).await
+    }
+
     /// Whether a write may add to a history of which so much is on no other node. Without a network nobody else is
     /// waited for.
     pub(crate) fn admit(&self, shared: &Shared) -> Result<(), WriteError> {

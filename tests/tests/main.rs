@@ -14,4 +14,5 @@ mod library;
 mod networks;
 mod node;
 mod replication;
+mod snapshot;
 mod watch;

@@ -52,6 +52,8 @@ pub(super) enum Command {
     Peers(PeersArgs),
     /// Drop history that no node needs any more, and give its space back
     Compact(CompactArgs),
+    /// Look at everything that is stored, and name what is damaged; exit code 1 if anything is
+    Verify(VerifyArgs),
     /// Drop a database on this node, with all its data
     Drop(DropArgs),
     /// Make or list databases
@@ -370,6 +372,18 @@ pub(super) struct PeersArgs {
     pub(super) dial: Option<String>,
     #[command(flatten)]
     pub(super) show: ShowArgs,
+}
+
+#[derive(Args)]
+pub(super) struct VerifyArgs {
+    /// A data directory that no node has open, instead of a running node
+    #[arg(long, value_name = "DIR")]
+    pub(super) data_dir: Option<PathBuf>,
+    /// Only this database [default: all]
+    #[arg(long, value_name = "NAME")]
+    pub(super) db: Option<DatabaseName>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Args)]

@@ -13,6 +13,7 @@ mod list;
 mod node;
 mod serve;
 mod transfer;
+mod verify;
 mod watch;
 
 use std::ffi::OsString;
@@ -54,6 +55,7 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Status(args) => node::status(&args),
         Command::Peers(args) => node::peers(&args),
         Command::Compact(args) => compact::compact(&args),
+        Command::Verify(args) => verify::verify(&args),
         Command::Drop(args) => node::drop_database(&args),
         Command::Db(args) => node::db(&args),
         Command::Databases(args) => node::databases(&args),

@@ -128,6 +128,7 @@ impl App {
             }
             Route::List(name) => list::list(&self.database(&name).await?, list::Which::All, call).await,
             Route::Conflicts(name) => list::list(&self.database(&name).await?, list::Which::Conflicts, call).await,
+            Route::Verify(name) => database::verify(&self.database(&name).await?, call).await,
             Route::Compact(name) => compact::compact(self.database(&name).await?, call),
             Route::Batch(name) => batch::batch(&self.database(&name).await?, call).await,
             Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,

@@ -40,6 +40,8 @@ pub(super) enum Route {
     Conflicts(DatabaseName),
     /// `POST /v1/databases/{db}/compact`
     Compact(DatabaseName),
+    /// `GET /v1/databases/{db}/verify`
+    Verify(DatabaseName),
     /// `POST /v1/databases/{db}/batch`
     Batch(DatabaseName),
     /// `GET /v1/databases/{db}/siblings?key=`
@@ -94,6 +96,7 @@ impl Route {
             Some("siblings") => get(Self::Siblings(name)),
             Some("wait") => get(Self::Wait(name)),
             Some("watch") => get(Self::Watch(name)),
+            Some("verify") => get(Self::Verify(name)),
             Some("compact") if method == Method::POST => Ok(Self::Compact(name)),
             Some("batch") if method == Method::POST => Ok(Self::Batch(name)),
             Some("batch" | "compact") => Err(not_allowed(method, "POST")),
@@ -125,6 +128,7 @@ impl Route {
             Self::List(_) => "list",
             Self::Conflicts(_) => "conflicts",
             Self::Compact(_) => "compact",
+            Self::Verify(_) => "verify",
             Self::Batch(_) => "batch",
             Self::Siblings(_) => "siblings",
             Self::Wait(_) => "wait",
@@ -136,7 +140,9 @@ impl Route {
     pub(super) fn scope(&self) -> Option<Scope> {
         match self {
             Self::Health | Self::Ready => None,
-            Self::CreateDatabase(_) | Self::DropDatabase(_) | Self::Compact(_) | Self::Dial => Some(Scope::Admin),
+            Self::CreateDatabase(_) | Self::DropDatabase(_) | Self::Compact(_) | Self::Verify(_) | Self::Dial => {
+                Some(Scope::Admin)
+            }
             Self::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Self::Batch(_) => Some(Scope::Write),
             _ => Some(Scope::Read),
         }

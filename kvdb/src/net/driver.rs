@@ -480,6 +480,9 @@ impl<B: Backend> Driver<B> {
             Command::Holders(database, reply) => {
                 let _ = reply.send(self.machine.holders(&database));
             }
+            Command::Pinned(database, reply) => {
+                let _ = reply.send(self.machine.pinned(&database));
+            }
             Command::Dropped(databases) => {
                 for output in self.machine.drop_databases(&databases, self.started.elapsed()) {
                     self.output(output, None);

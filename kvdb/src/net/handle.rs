@@ -98,6 +98,7 @@ pub(super) enum Command {
     Dial(Multiaddr, oneshot::Sender<Result<(), String>>, oneshot::Sender<bool>),
     Durable(DatabaseId, oneshot::Sender<Vec<(PeerId, VersionVector)>>),
     Holders(DatabaseId, oneshot::Sender<BTreeMap<PeerId, VersionVector>>),
+    Pinned(DatabaseId, oneshot::Sender<Option<u64>>),
     Dropped(Vec<DatabaseId>),
     /// The peers that have the block on disk.
     HeldBy(DatabaseId, Dot, oneshot::Sender<Vec<PeerId>>),
@@ -203,6 +204,13 @@ impl NetHandle {
             return BTreeMap::new();
         }
         answer.await.unwrap_or_default()
+    }
+
+    /// The first log revision that follows a snapshot on its way to a peer.
+    pub async fn pinned(&self, database: DatabaseId) -> Option<u64> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Pinned(database, reply)).await.ok()?;
+        answer.await.ok()?
     }
 
     /// These databases were dropped on this node: peers that offer one are told so.

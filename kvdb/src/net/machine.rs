@@ -446,6 +446,12 @@ impl<R> NetMachine<R> {
         self.sync.durable(peer, database).is_some_and(|durable| durable.dominates(vv))
     }
 
+    /// See [`SyncMachine::pinned`].
+    #[must_use]
+    pub fn pinned(&self, database: &DatabaseId) -> Option<u64> {
+        self.sync.pinned(database)
+    }
+
     /// Entries of a peer's durable version vector, without a copy of it.
     #[must_use]
     pub fn durable_at(&self, peer: &PeerId, database: &DatabaseId, replica: &ReplicaId) -> u64 {

@@ -99,7 +99,7 @@ impl<S: Store + Send + Sync + 'static> StandingView for PlainView<S> {
 #[must_use]
 pub fn opened_view(id: SnapshotId, state: &ReplicaState) -> OpenedView {
     let vv = state.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
-    OpenedView { head: snapshot_head(id, state), vv }
+    OpenedView { head: snapshot_head(id, state), vv, revision: state.meta.revision }
 }
 
 impl From<Piece> for ReadChunk {

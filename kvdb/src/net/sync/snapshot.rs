@@ -23,6 +23,8 @@ pub struct OpenedView {
     pub head: SnapshotHead,
     /// Its version vector.
     pub vv: VersionVector,
+    /// Its log's last revision.
+    pub revision: u64,
 }
 
 /// A chunk that was read.
@@ -112,6 +114,13 @@ impl SyncMachine {
         let database = *database;
         let serving = self.snapshots.serving.values().filter(move |serving| serving.database == database);
         serving.filter_map(|serving| serving.opened.as_ref().map(|opened| &opened.vv))
+    }
+
+    /// The first log revision that follows a snapshot on its way to a peer: with all after it, it is asked for next.
+    #[must_use]
+    pub fn pinned(&self, database: &DatabaseId) -> Option<u64> {
+        let serving = self.snapshots.serving.values().filter(|serving| serving.database == *database);
+        serving.filter_map(|serving| serving.opened.as_ref().map(|opened| opened.revision + 1)).min()
     }
 
     /// Whether a snapshot is being received or joined.

@@ -5,6 +5,7 @@ mod damage;
 mod open;
 mod reads;
 mod removal;
+mod verify;
 
 use std::path::Path;
 
