@@ -9,7 +9,7 @@ use crate::key::{KeyRange, Prefix};
 use crate::snapshot::{Cursor, SnapshotId, SnapshotJoin, read_piece, snapshot_head};
 use crate::store::{Order, Projection, SnapshotWrite, Staged, Store, View};
 use crate::testing::contract::{open, open_one};
-use crate::testing::rig::{ContractHost, Rig, delete, foreign, key, put};
+use crate::testing::rig::{ContractHost, Rig, delete, foreign, key, put, put_until};
 
 pub(super) fn staging<H: ContractHost>(host: &mut H) {
     let (mut rig, ids) = open(host, &["one", "two"]);
@@ -55,7 +55,9 @@ fn sender<H: ContractHost>(host: &mut H) -> (Rig<H::Store>, DatabaseId, Vec<Bloc
         rig.deliver(database, vec![lone(nonce, "/crowded", size), lone(nonce + 50, &format!("/size/{size}"), size)]);
     }
     for index in 0..60 {
-        rig.write(database, None, vec![put(&format!("/k/{index:02}"), vec![1; 40 * index])]);
+        // What expires must be found in the rows that are built as well.
+        let expires = put_until(&format!("/expires/{index:02}"), "x", 1 + index as u64 % 3);
+        rig.write(database, None, vec![put(&format!("/k/{index:02}"), vec![1; 40 * index]), expires]);
     }
     rig.write(database, None, (0..60).step_by(3).map(|index| delete(&format!("/k/{index:02}"))).collect());
     let blocks = rig.blocks(database).to_vec();
