@@ -401,7 +401,14 @@ impl Driver {
                     None => return,
                 },
                 Some(event) = events.recv() => match event {
-                    Event::Input(input) => self.input(*input).await,
+                    Event::Input(input) => {
+                        // Acknowledgements go out without passing here. An answer that said less than they did would be taken
+                        // for a store that lost what it had.
+                        if let Input::Frame(_, Frame::State { database, .. }) = &*input {
+                            self.look(vec![*database]).await;
+                        }
+                        self.input(*input).await;
+                    }
                     Event::Opened(id, database) => {
                         self.open.insert(id, database);
                         self.heat(id);
