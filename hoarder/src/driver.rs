@@ -402,10 +402,13 @@ impl Driver {
                 },
                 Some(event) = events.recv() => match event {
                     Event::Input(input) => {
-                        // Acknowledgements go out without passing here. An answer that said less than they did would be taken
-                        // for a store that lost what it had.
-                        if let Input::Frame(_, Frame::State { database, .. }) = &*input {
-                            self.look(vec![*database]).await;
+                        match &*input {
+                            // Acknowledgements go out without passing here. An answer that said less than they did would be
+                            // taken for a store that lost what it had.
+                            Input::Frame(_, Frame::State { database, .. }) => self.look(vec![*database]).await,
+                            // The controller sees what it wrote before it hears that it is written, or it would write it again.
+                            Input::RegistryWritten(..) => self.read_registry().await,
+                            _ => {}
                         }
                         self.input(*input).await;
                     }

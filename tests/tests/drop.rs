@@ -1,7 +1,5 @@
 //! Databases that are dropped and made again.
 
-use std::time::{Duration, Instant};
-
 use futures::StreamExt as _;
 use kvdb::{
     Batch, Database, DatabaseName, DropError, Durability, Key, ListOptions, NetworkOptions, Node, NodeOptions, Prefix, ReadError,
@@ -9,8 +7,7 @@ use kvdb::{
 };
 use tempfile::TempDir;
 
-/// How long anything may take on a slow machine; nothing is measured by it.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::compact::until;
 
 fn key(text: &str) -> Key {
     Key::parse(text).unwrap()
@@ -32,14 +29,6 @@ async fn fill(db: &Database, keys: u32) {
         let put =
             |batch: Batch, n: u32| batch.put(key(&format!("/key/{n}")), vec![7; if n.is_multiple_of(10) { 1_000 } else { 10 }]);
         db.batch((first..keys.min(first + 1_000)).fold(Batch::new(), put)).await.unwrap();
-    }
-}
-
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
