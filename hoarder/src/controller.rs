@@ -5,6 +5,7 @@ mod compare;
 mod holdings;
 mod records;
 mod talk;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,6 +31,7 @@ use records::{Change, RecordError};
 use talk::Ask;
 
 pub use records::{RecordDone, RecordError as RegistryError};
+pub use view::{DatabaseView, Figures, MemberView};
 
 /// What an operator may set.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -120,7 +120,20 @@ enum Command {
     Placement(DatabaseName, oneshot::Sender<Option<Placement>>),
     Members(oneshot::Sender<Vec<PeerId>>),
     Drain(bool),
+    Forget(PeerId, oneshot::Sender<Result<RecordDone, RegistryError>>),
+    Look(Look),
     Close(oneshot::Sender<()>),
+}
+
+type Looking = dyn FnOnce(&Controller, Moment) + Send;
+
+/// A look at the controller, between two of its inputs.
+struct Look(Box<Looking>);
+
+impl std::fmt::Debug for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Look")
+    }
 }
 
 /// What tasks bring back.
@@ -265,6 +278,32 @@ impl Fleet {
     /// [`FleetError::Closed`].
     pub async fn drain(&self, draining: bool) -> Result<(), FleetError> {
         self.commands.send(Command::Drain(draining)).await.map_err(|_| FleetError::Closed)
+    }
+
+    /// Declares a member gone for good: it does not count among the members any more. Returns once more than half of them
+    /// know. There is no way back but another identity.
+    ///
+    /// # Errors
+    /// [`FleetError::Registry`].
+    pub async fn forget(&self, peer: PeerId) -> Result<(), FleetError> {
+        self.ask(|reply| Command::Forget(peer, reply)).await??;
+        Ok(())
+    }
+
+    /// Looks at this node's view of the fleet, as it is between two of its steps; see [`Controller::members_view`] and its
+    /// neighbours. The look holds everything else up, so it must be short.
+    ///
+    /// # Errors
+    /// [`FleetError::Closed`].
+    pub async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Controller, Moment) -> T + Send + 'static,
+    ) -> Result<T, FleetError> {
+        self.ask(|reply| {
+            let look = |controller: &Controller, now| drop(reply.send(look(controller, now)));
+            Command::Look(Look(Box::new(look)))
+        })
+        .await
     }
 
     /// Says good-bye to the fleet. The node itself stays open.
@@ -473,6 +512,12 @@ impl Driver {
                 let _ = reply.send(self.controller.membership().live().iter().copied().collect());
             }
             Command::Drain(draining) => self.input(Input::Drain(draining)).await,
+            Command::Forget(peer, reply) => {
+                self.changes.insert(token, reply);
+                self.heat(registry_id());
+                self.input(Input::Forget { token, peer, patience }).await;
+            }
+            Command::Look(Look(look)) => look(&self.controller, self.now()),
             Command::Close(_) => {}
         }
     }

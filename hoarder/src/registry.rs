@@ -9,6 +9,7 @@
 //! | `/forgotten/<peer>` | declared gone for good by an operator |
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use bytes::Bytes;
 use crdt::codec::cbor::{Reader, Writer};
@@ -237,6 +238,12 @@ impl Registry {
     /// All databases that are there.
     pub fn all(&self) -> impl Iterator<Item = (DatabaseId, Live<'_>)> {
         self.databases.keys().filter_map(|name| self.current(name))
+    }
+
+    /// Those of them that come after a name, by name.
+    pub fn all_after(&self, after: Option<&DatabaseName>) -> impl Iterator<Item = (DatabaseId, Live<'_>)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.databases.range::<DatabaseName, _>((start, Bound::Unbounded)).filter_map(|(name, _)| self.current(name))
     }
 
     /// The claims to a database.
