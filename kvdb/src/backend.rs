@@ -8,6 +8,7 @@ use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 use crate::engine::{EngineHandle, NewsFeed};
 use crate::error::ReadError;
 use crate::net::port::{StandingView, opened_view};
+use crate::net::ranges::{RangeRead, RangeTask, read_range};
 use crate::net::sync::{OpenedView, ReadChunk};
 use crate::net::{Backend, BackendError, LogSource, NewsSource};
 use crate::store::{RocksStore, StandingRocks, StoreError};
@@ -61,6 +62,10 @@ impl Backend for EngineBackend {
 
     async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
         self.engine.stage(database, write).await
+    }
+
+    fn read_range(&self, database: &DatabaseId, task: &RangeTask) -> Result<RangeRead, BackendError> {
+        self.read(|store| read_range(&store.snapshot(database)?, task))
     }
 
     type View = RocksStanding;

@@ -1,7 +1,9 @@
 //! The driver of a node's replication machine: what kvdb's driver does with libp2p and tasks, done with events.
 
+use crdt::Store as _;
 use kvdb::net::machine::{Input, Output, Ticket};
 use kvdb::net::port::{PlainView, StandingView as _};
+use kvdb::net::ranges::read_range;
 
 use crate::net::Side;
 use crate::node::{Room, Sender};
@@ -86,7 +88,9 @@ impl World {
                 let incarnation = self.incarnation(id);
                 self.after(delay, Event::Read(id, incarnation, Box::new(job)));
             }
-            Output::OpenView { .. } | Output::ReadView { .. } | Output::CloseView(_) => self.standing_view(id, &output),
+            Output::OpenView { .. } | Output::ReadView { .. } | Output::CloseView(_) | Output::ReadRange { .. } => {
+                self.standing_view(id, &output);
+            }
             Output::Stage { database, id: snapshot, write } => {
                 self.submit(id, Work::Stage { database, write: write.clone() }, Sender::Stage(database, snapshot, write));
             }
@@ -143,6 +147,11 @@ impl World {
             Output::ReadView { id: snapshot, at } => {
                 let chunk = process.views.get(snapshot).and_then(|view| view.read(at).ok());
                 Input::ViewRead(*snapshot, at.clone(), chunk)
+            }
+            Output::ReadRange { reader, database, task } => {
+                let view = process.engine.store().view(database);
+                let read = view.ok().and_then(|view| read_range(&view, task).ok());
+                Input::RangeRead(*reader, *database, read)
             }
             Output::CloseView(snapshot) => return drop(process.views.remove(snapshot)),
             _ => return,

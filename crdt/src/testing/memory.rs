@@ -12,7 +12,7 @@ use crate::database::DatabaseId;
 use crate::dot::{Dot, VersionVector};
 use crate::heads::{Head, Heads, HeadsChange};
 use crate::key::{Key, KeyRange};
-use crate::row::Row;
+use crate::row::{Digest, Row};
 use crate::store::{
     Durability, LogEntry, Meta, Order, Projection, ReplicaState, RequestRecord, RowWrite, SnapshotWrite, Staged, Store,
     StoredBlock, View, VvEntry, WriteSet,
@@ -61,6 +61,16 @@ impl MemoryStore {
     #[must_use]
     pub fn with_values_apart_above(bytes: u32) -> Self {
         Self { databases: BTreeMap::new(), apart_above: Some(bytes) }
+    }
+
+    /// Puts another row in a key's place, as a disk that lies does. The digest is told to the change, so that it may follow.
+    pub fn damage(&mut self, database: &DatabaseId, key: &Key, change: impl FnOnce(&mut Row, &mut Digest)) {
+        let Some(contents) = self.databases.get_mut(database) else { return };
+        let mut row = contents.rows.remove(key).unwrap_or_default();
+        change(&mut row, &mut contents.meta.digest);
+        if !row.is_empty() {
+            contents.rows.insert(key.clone(), row);
+        }
     }
 
     /// Adds an empty database, unless it is there.

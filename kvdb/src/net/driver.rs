@@ -23,9 +23,10 @@ use super::member::Streams;
 use super::options::{NetworkError, NetworkOptions};
 use super::peers::peer_in;
 use super::port::{Backend, NewsSource, StandingView as _, read};
+use super::ranges::RangeRead;
 use super::streams::{Link, StreamEvent};
 use super::swarm::{Event, Network};
-use super::sync::{OpenedView, ReadChunk, SessionId};
+use super::sync::{OpenedView, RangeReader, ReadChunk, SessionId};
 use super::wire::Frame;
 use super::{Moment, lanes};
 use crate::engine::port::{Delivery, LogChunk};
@@ -46,6 +47,7 @@ pub(super) enum Done<V> {
     ViewOpened(SnapshotId, Option<(OpenedView, Arc<V>)>),
     ViewRead(SnapshotId, Cursor, Option<ReadChunk>),
     Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
+    RangeRead(RangeReader, DatabaseId, Option<RangeRead>),
     Delivered(SessionId, u64, Option<Delivery>),
     GossipDelivered { database: DatabaseId, from: PeerId, author: PeerId, delivery: Option<Delivery> },
     Opened(PeerId, Result<Stream, String>),
@@ -272,7 +274,9 @@ impl<B: Backend> Driver<B> {
                     self.input(Input::QueueFull(peer));
                 }
             }
-            Output::OpenView { .. } | Output::ReadView { .. } | Output::Stage { .. } => self.snapshot_work(output),
+            Output::OpenView { .. } | Output::ReadView { .. } | Output::Stage { .. } | Output::ReadRange { .. } => {
+                self.snapshot_work(output);
+            }
             Output::CloseView(id) => {
                 if let Some(view) = self.views.remove(&id) {
                     // Waits for a read under way.
@@ -337,7 +341,7 @@ impl<B: Backend> Driver<B> {
         }
     }
 
-    /// Views and staging, in tasks of their own.
+    /// Views, ranges and staging, in tasks of their own.
     fn snapshot_work(&mut self, output: Output<OwnedSemaphorePermit>) {
         let (backend, done) = (self.backend.clone(), self.done.clone());
         match output {
@@ -358,6 +362,15 @@ impl<B: Backend> Driver<B> {
                         tracing::warn!(%id, %error, "cannot read a snapshot for a peer");
                     }
                     let _ = done.blocking_send(Done::ViewRead(id, at, chunk.ok()));
+                });
+            }
+            Output::ReadRange { reader, database, task } => {
+                tokio::task::spawn_blocking(move || {
+                    let read = backend.read_range(&database, &task);
+                    if let Err(error) = &read {
+                        tracing::warn!(%database, %error, "cannot read rows to compare them with a peer's");
+                    }
+                    let _ = done.blocking_send(Done::RangeRead(reader, database, read.ok()));
                 });
             }
             Output::Stage { database, id, write } => {
@@ -406,6 +419,7 @@ impl<B: Backend> Driver<B> {
             }
             Done::ViewRead(id, at, chunk) => self.input(Input::ViewRead(id, at, chunk)),
             Done::Staged(database, id, written) => self.input(Input::Staged(database, id, written)),
+            Done::RangeRead(reader, database, read) => self.input(Input::RangeRead(reader, database, read)),
             Done::LogRead(session, chunk) => self.input(Input::LogRead(session, chunk)),
             Done::Delivered(session, bytes, delivery) => self.input(Input::Delivered(session, bytes, delivery)),
             Done::GossipDelivered { database, from, author, delivery } => {
@@ -487,6 +501,20 @@ impl<B: Backend> Driver<B> {
                 for output in self.machine.drop_databases(&databases, self.started.elapsed()) {
                     self.output(output, None);
                 }
+            }
+            Command::Compare(database, peer, reply) => {
+                let (begun, outputs) = self.machine.compare(database, peer, self.started.elapsed());
+                // Whoever asked may have gone.
+                let _ = reply.send(begun);
+                for output in outputs {
+                    self.output(output, None);
+                }
+            }
+            Command::Comparisons(database, reply) => {
+                let _ = reply.send(self.machine.sync_machine().comparisons(&database).cloned().collect());
+            }
+            Command::HasSession(database, peer, reply) => {
+                let _ = reply.send(self.machine.sync_machine().durable(&peer, &database).is_some());
             }
             Command::HeldBy(database, dot, reply) => {
                 let _ = reply.send(self.machine.held_by(&database, &dot));

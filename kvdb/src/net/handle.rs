@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::limits::LISTEN_WAIT;
 use super::member::Streams;
+use super::sync::Comparison;
 
 /// One connected peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +105,11 @@ pub(super) enum Command {
     HeldBy(DatabaseId, Dot, oneshot::Sender<Vec<PeerId>>),
     /// Whether the peer has all of these blocks on disk.
     Covers(DatabaseId, PeerId, Arc<VersionVector>, oneshot::Sender<bool>),
+    /// Whether a comparison with the peer was begun.
+    Compare(DatabaseId, PeerId, oneshot::Sender<bool>),
+    Comparisons(DatabaseId, oneshot::Sender<Vec<Comparison>>),
+    /// Whether the peer has the database open with this node.
+    HasSession(DatabaseId, PeerId, oneshot::Sender<bool>),
     Close(oneshot::Sender<()>),
 }
 
@@ -211,6 +217,27 @@ impl NetHandle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Pinned(database, reply)).await.ok()?;
         answer.await.ok()?
+    }
+
+    /// Begins to compare a database with a peer's by ranges; `false` when the peer does not have it open.
+    pub(crate) async fn compare(&self, database: DatabaseId, peer: PeerId) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Compare(database, peer, reply)).await.is_ok() && answer.await.unwrap_or(false)
+    }
+
+    /// Whether a peer has the database open with this node now.
+    pub(crate) async fn has_session(&self, database: DatabaseId, peer: PeerId) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::HasSession(database, peer, reply)).await.is_ok() && answer.await.unwrap_or(false)
+    }
+
+    /// Where this node's replica differs from peers' replicas with the same blocks, as far as it is known.
+    pub async fn comparisons(&self, database: DatabaseId) -> Vec<Comparison> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Comparisons(database, reply)).await.is_err() {
+            return Vec::new();
+        }
+        answer.await.unwrap_or_default()
     }
 
     /// These databases were dropped on this node: peers that offer one are told so.

@@ -136,3 +136,26 @@ pub const SNAPSHOT_KEEP: Duration = Duration::from_secs(600);
 pub const SNAPSHOT_STALL: Duration = Duration::from_secs(60);
 /// How long the sender of a snapshot that was cut has to come back before another one is asked.
 pub const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Most parts in which a peer's range is told.
+pub const MAX_RANGE_PARTS: usize = 64;
+/// Keys that are read for one answer about a range; the rest is asked for anew.
+pub const MAX_RANGE_KEYS: u64 = 65_536;
+/// Ranges that are read for peers at a time; further ones are told to ask again.
+pub const MAX_RANGE_READS: usize = 2;
+/// Shortest time between two questions of one comparison.
+pub const RANGE_GAP: Duration = Duration::from_millis(100);
+/// First wait after two replicas were not of one moment, doubling to 64 times as much.
+pub const RANGE_RETRY: Duration = Duration::from_millis(50);
+/// Ranges that one comparison has still to ask about.
+pub const MAX_RANGES_LEFT: usize = 512;
+/// How often a range is asked about in vain, because the replicas go on changing, before the comparison is given up.
+pub const MAX_RANGE_TRIES: u32 = 100;
+/// How long an answer about a range is waited for.
+pub const RANGE_PATIENCE: Duration = Duration::from_secs(60);
+/// Keys of one comparison that are listed; the others are counted.
+pub const MAX_DIFFERING_KEYS: usize = 1_000;
+/// Comparisons with peers that are remembered, those under way included.
+pub const MAX_COMPARISONS: usize = 256;
+/// Names that two blocks bear which are remembered of one peer and database.
+pub const MAX_TWO_BLOCKS: usize = 256;

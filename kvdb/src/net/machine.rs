@@ -18,7 +18,8 @@ use super::gossip::{self, GossipMachine, GossipOptions, Verdict};
 use super::handle::PeerStatus;
 use super::lanes::{Lanes, Load};
 use super::peers::{Book, peer_in};
-use super::sync::{self, OpenedView, ReadChunk, ReadFrom, SessionId, SyncMachine};
+use super::ranges::{RangeRead, RangeTask};
+use super::sync::{self, OpenedView, RangeReader, ReadChunk, ReadFrom, SessionId, SyncMachine};
 use super::wire::{ChunkName, Frame};
 use crate::engine::port::{Delivery, LogChunk, News};
 
@@ -100,6 +101,8 @@ pub enum Input<R> {
     ViewRead(SnapshotId, Cursor, Option<ReadChunk>),
     /// The answer to [`Output::Stage`]: what was written; `None` when the engine refused.
     Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
+    /// The answer to [`Output::ReadRange`]; `None` when the store could not read.
+    RangeRead(RangeReader, DatabaseId, Option<RangeRead>),
     /// The answer to [`Output::Deliver`], see [`super::lanes::outcome`].
     Delivered(SessionId, u64, Option<Delivery>),
     /// The answer to [`Output::DeliverGossip`]; `None` when the engine refused.
@@ -200,6 +203,15 @@ pub enum Output<R> {
         /// The part.
         write: SnapshotWrite,
     },
+    /// Read a range of keys in short and answer with [`Input::RangeRead`].
+    ReadRange {
+        /// For the answer.
+        reader: RangeReader,
+        /// The database.
+        database: DatabaseId,
+        /// What to read.
+        task: RangeTask,
+    },
     /// Give blocks to the engine and answer with [`Input::Delivered`].
     Deliver(Load<R>),
     /// Give a block to the engine and answer with [`Input::GossipDelivered`].
@@ -273,7 +285,8 @@ pub struct NetMachine<R> {
     topics: BTreeMap<String, DatabaseId>,
     /// The topics of each connected peer, known here or not.
     subscriptions: BTreeMap<PeerId, BTreeSet<String>>,
-    disagreements: BTreeSet<(PeerId, DatabaseId)>,
+    /// With whom this node disagrees, and whether by two blocks of one name, which no equality mends.
+    disagreements: BTreeMap<(PeerId, DatabaseId), bool>,
     /// Peers that were disconnected to be connected anew, and where to dial them.
     redial: BTreeMap<PeerId, Vec<Multiaddr>>,
     /// Peers that broke the protocol and have until then to read why.
@@ -313,7 +326,7 @@ impl<R> NetMachine<R> {
             gossip_deliveries: 0,
             topics: BTreeMap::new(),
             subscriptions: BTreeMap::new(),
-            disagreements: BTreeSet::new(),
+            disagreements: BTreeMap::new(),
             redial: BTreeMap::new(),
             last_words: BTreeSet::new(),
             epoch: 0,
@@ -365,6 +378,7 @@ impl<R> NetMachine<R> {
             Input::ViewOpened(id, opened) => self.sync(sync::Input::ViewOpened(id, opened)),
             Input::ViewRead(id, at, chunk) => self.sync(sync::Input::ViewRead(id, at, chunk)),
             Input::Staged(database, id, written) => self.sync(sync::Input::Staged(database, id, written)),
+            Input::RangeRead(reader, database, read) => self.sync(sync::Input::RangeRead(reader, database, read)),
             Input::Delivered(session, bytes, delivery) => {
                 self.out.extend(self.lanes.done(session).map(Output::Deliver));
                 self.sync(sync::Input::Delivered(session, bytes, delivery));
@@ -394,6 +408,15 @@ impl<R> NetMachine<R> {
             self.sync_output(output);
         }
         self.handle(Input::Tick, now)
+    }
+
+    /// See [`SyncMachine::compare`].
+    pub fn compare(&mut self, database: DatabaseId, peer: PeerId, now: Moment) -> (bool, Vec<Output<R>>) {
+        let (begun, outputs) = self.sync.compare(database, peer);
+        for output in outputs {
+            self.sync_output(output);
+        }
+        (begun, self.handle(Input::Tick, now))
     }
 
     /// When `Tick` is wanted.

@@ -11,6 +11,7 @@ mod member;
 mod options;
 mod peers;
 pub mod port;
+pub mod ranges;
 mod streams;
 mod swarm;
 pub mod sync;

@@ -9,6 +9,7 @@ use crdt::{
 };
 use thiserror::Error;
 
+use super::ranges::{RangeRead, RangeTask};
 use super::sync::{OpenedView, ReadChunk, ReadFrom};
 use crate::engine::port::{Delivery, LogChunk, News, WriteError};
 
@@ -66,6 +67,12 @@ pub trait Backend: LogSource + Clone + Send + Sync + 'static {
 
     /// Hands a verified part of a snapshot to the engine; resolves after it is committed.
     fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// Reads a range of keys in short, see [`super::ranges::read_range`]. Blocks the thread.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    fn read_range(&self, database: &DatabaseId, task: &RangeTask) -> Result<RangeRead, BackendError>;
 
     /// What [`Backend::view`] opens.
     type View: StandingView;

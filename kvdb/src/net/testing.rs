@@ -13,6 +13,7 @@ use crdt::{
 use tokio::sync::mpsc;
 
 use super::port::{Backend, BackendError, LogSource, PlainLog, PlainView};
+use super::ranges::{RangeRead, RangeTask, read_range};
 use crate::engine::port::{Delivery, LogChunk, News, Progress, SnapshotOutcome, WriteError};
 
 pub(crate) fn database(name: &str) -> DatabaseId {
@@ -230,6 +231,10 @@ impl Backend for ToyBackend {
             }
         });
         Ok(())
+    }
+
+    fn read_range(&self, database: &DatabaseId, task: &RangeTask) -> Result<RangeRead, BackendError> {
+        Ok(self.with(|engine| read_range(&engine.store.view(database).unwrap(), task).unwrap()))
     }
 
     type View = PlainView<MemoryStore>;

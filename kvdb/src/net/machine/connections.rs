@@ -155,7 +155,7 @@ impl<R> NetMachine<R> {
                     in_flight: status.in_flight,
                     needs_snapshot: status.needs_snapshot,
                     below_floor: status.below_floor,
-                    disagrees: self.disagreements.contains(&(*peer, database)),
+                    disagrees: self.disagreements.contains_key(&(*peer, database)),
                 })
                 .collect(),
             round_trip: known.round_trip,

@@ -58,6 +58,7 @@ impl<R> NetMachine<R> {
             sync::Output::ReadView { id, at } => self.out.push(Output::ReadView { id, at }),
             sync::Output::CloseView(id) => self.out.push(Output::CloseView(id)),
             sync::Output::Stage { database, id, write } => self.out.push(Output::Stage { database, id, write }),
+            sync::Output::ReadRange { reader, database, task } => self.out.push(Output::ReadRange { reader, database, task }),
             sync::Output::Disconnect(peer, reason) => self.cut_off(peer, &reason),
             sync::Output::Report(report) => self.report(report),
         }
@@ -85,6 +86,10 @@ impl<R> NetMachine<R> {
         match report {
             Report::Synced(peer, database) => {
                 self.count("sync_synced");
+                // Mended, but for two blocks of one name.
+                if self.disagreements.get(&(peer, database)) == Some(&false) {
+                    self.disagreements.remove(&(peer, database));
+                }
                 tracing::debug!(%peer, %database, "both are equal");
             }
             Report::Disagreement(peer, database) => self.disagreement(peer, database, Vec::new()),
@@ -111,7 +116,12 @@ impl<R> NetMachine<R> {
     fn disagreement(&mut self, peer: PeerId, database: DatabaseId, dots: Vec<Dot>) {
         self.count("disagreements");
         // Each pair once is enough: the status shows it from then on.
-        if self.disagreements.len() < MAX_REMEMBERED_PEERS && self.disagreements.insert((peer, database)) {
+        let known = self.disagreements.get(&(peer, database)).copied();
+        let two_blocks = known == Some(true) || !dots.is_empty();
+        if known.is_some() || self.disagreements.len() < MAX_REMEMBERED_PEERS {
+            self.disagreements.insert((peer, database), two_blocks);
+        }
+        if known.is_none() {
             tracing::error!(%peer, %database, ?dots, "the same blocks, but other heads, another digest or two blocks of one name");
             self.out.push(Output::Disagreement(peer, database, dots));
         }
@@ -160,7 +170,11 @@ impl<R> NetMachine<R> {
                 self.out.push(Output::Disconnect(peer));
                 self.redial.insert(peer, addresses);
             }
-            gossip::Output::Disagreement(database, peer) => self.disagreement(peer, database, Vec::new()),
+            gossip::Output::Disagreement(database, peer) => {
+                self.disagreement(peer, database, Vec::new());
+                // Comparing says at which keys.
+                self.sync(sync::Input::StartSync(database, peer, None));
+            }
         }
     }
 

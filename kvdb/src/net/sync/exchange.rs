@@ -101,7 +101,11 @@ impl SyncMachine {
         self.set_timer(id, self.now + MAX_SYNC_GAP);
         if ours != theirs {
             self.report(Report::Disagreement(peer, database));
-        } else if !before {
+            self.disagrees(database, peer, (ours.digest, theirs.digest));
+            return;
+        }
+        self.agrees(database, peer);
+        if !before {
             self.report(Report::Synced(peer, database));
         }
     }

@@ -191,6 +191,7 @@ impl SyncMachine {
             self.send(peer, Frame::Ack { database, consumed, durable: Vec::new() });
         }
         if !delivery.disagreements.is_empty() {
+            self.two_blocks(database, peer, &delivery.disagreements);
             self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
         }
         if delivery.held > 0 || delivery.dropped > 0 {

@@ -11,6 +11,7 @@ mod exchange;
 mod feed;
 mod holders;
 mod peer;
+mod ranges;
 mod session;
 mod snapshot;
 #[cfg(test)]
@@ -29,10 +30,13 @@ use thiserror::Error;
 use super::Moment;
 use super::limits::{MAX_OPEN_DATABASES, MAX_QUESTIONS_PER_SECOND, SYNC_CREDIT_BYTES};
 use super::local::{Local, Locals};
+use super::ranges::{RangeRead, RangeTask};
 use super::wire::{ChunkName, ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};
 use holders::Gone;
 use peer::Peer;
+use ranges::Comparisons;
+pub use ranges::{CompareState, Comparison, RangeReader, Side};
 use session::Session;
 use snapshot::Snapshots;
 pub use snapshot::{OpenedView, ReadChunk};
@@ -70,6 +74,8 @@ pub enum Input {
     Chunk(PeerId, DatabaseId, ChunkName, Chunk),
     /// The answer to [`Output::Stage`]: what was written; `None` when the engine refused.
     Staged(DatabaseId, SnapshotId, Option<SnapshotWrite>),
+    /// The answer to [`Output::ReadRange`]; `None` when the store could not read.
+    RangeRead(RangeReader, DatabaseId, Option<RangeRead>),
     /// Something not covered was seen; the hash of the version vector that was announced, if one was.
     StartSync(DatabaseId, PeerId, Option<[u8; 32]>),
     /// A wake-up time has come.
@@ -140,6 +146,15 @@ pub enum Output {
         id: SnapshotId,
         /// The part.
         write: SnapshotWrite,
+    },
+    /// Read a range of keys in short and answer with `RangeRead`.
+    ReadRange {
+        /// For the answer.
+        reader: RangeReader,
+        /// The database.
+        database: DatabaseId,
+        /// What to read.
+        task: RangeTask,
     },
     /// End the stream, after what was sent before has been written.
     Disconnect(PeerId, DisconnectReason),
@@ -217,6 +232,9 @@ pub enum Misbehaviour {
     /// A snapshot that is none, or not the one that was asked for.
     #[error("a bad snapshot: {0}")]
     Snapshot(String),
+    /// An answer about a range that has nothing to do with the question.
+    #[error("an answer about another range than it was asked for")]
+    Range,
     /// Not a frame, or not a block.
     #[error("{0}")]
     Garbage(String),
@@ -275,6 +293,7 @@ pub struct SyncMachine {
     /// that one closes and opens it.
     reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
     snapshots: Snapshots,
+    comparisons: Comparisons,
     now: Moment,
     out: Vec<Output>,
 }
@@ -295,6 +314,7 @@ impl SyncMachine {
             dropped: BTreeSet::new(),
             reads: BTreeMap::new(),
             snapshots: Snapshots::new(boot),
+            comparisons: Comparisons::default(),
             now: Moment::ZERO,
             out: Vec::new(),
         }
@@ -317,10 +337,12 @@ impl SyncMachine {
             Input::ViewRead(id, at, chunk) => self.view_read(id, &at, chunk),
             Input::Chunk(peer, database, name, chunk) => self.chunk(peer, database, name, &chunk),
             Input::Staged(database, id, written) => self.staged(database, id, written),
+            Input::RangeRead(reader, database, read) => self.range_read(reader, database, read),
             Input::StartSync(database, peer, announced) => self.start_sync(database, peer, announced),
             Input::Tick => {
                 self.tick();
                 self.snapshot_tick();
+                self.compare_tick();
             }
         }
         std::mem::take(&mut self.out)
@@ -329,7 +351,13 @@ impl SyncMachine {
     /// When `Tick` is wanted.
     #[must_use]
     pub fn wake(&self) -> Option<Moment> {
-        self.timers.first().map(|(at, _)| *at).into_iter().chain(self.snapshots.wake()).min()
+        self.timers
+            .first()
+            .map(|(at, _)| *at)
+            .into_iter()
+            .chain(self.snapshots.wake())
+            .chain(self.comparisons.wake(&self.peers))
+            .min()
     }
 
     /// The open databases.
@@ -408,6 +436,7 @@ impl SyncMachine {
             self.end_session(id, database);
         }
         self.snapshot_closed(database);
+        self.comparisons_closed(&database);
     }
 
     fn send(&mut self, peer: PeerId, frame: Frame) {

@@ -87,6 +87,7 @@ impl SyncMachine {
                 }
             }
             (Frame::Snapshot(database, frame), true) => self.snapshot_frame(from, database, frame),
+            (Frame::Ranges(database, frame), true) => self.range_frame(from, database, frame),
             // The driver hands these in as `Input::Blocks`.
             (Frame::Blocks { .. }, true) => debug_assert!(false, "unverified blocks"),
         }
@@ -196,6 +197,7 @@ impl SyncMachine {
         peer.ready.remove(&database);
         let Some(id) = peer.sessions.remove(&database) else { return };
         self.snapshot_session_ended(id, with, database);
+        self.comparison_cut(database, with);
         if let Some(session) = self.sessions.remove(&id) {
             if let Some(timer) = session.timer {
                 self.timers.remove(&(timer, id));

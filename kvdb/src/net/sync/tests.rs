@@ -1,5 +1,6 @@
 mod floors;
 mod hostile;
+mod ranges;
 mod snapshots;
 
 use std::collections::VecDeque;
@@ -12,8 +13,9 @@ use quickcheck::quickcheck;
 use super::*;
 use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
 use crate::net::port::{PlainView, StandingView as _, read_view};
+use crate::net::ranges::read_range;
 use crate::net::testing::{ToyEngine, database};
-use crate::net::wire::{HaveEntry, Hello, SnapshotFrame, Summary};
+use crate::net::wire::{HaveEntry, Hello, RangeFrame, SnapshotFrame, Summary};
 
 fn peer(n: u8) -> PeerId {
     let mut seed = [n; 32];
@@ -32,6 +34,7 @@ enum Job {
     ReadView(SnapshotId, Cursor),
     Stage(DatabaseId, SnapshotId, SnapshotWrite),
     Join(DatabaseId),
+    Range(RangeReader, DatabaseId, RangeTask),
 }
 
 struct Node {
@@ -110,6 +113,7 @@ impl World {
                         Frame::HaveList { .. } => "list",
                         Frame::Snapshot(_, SnapshotFrame::Chunk { .. }) => "chunks",
                         Frame::Snapshot(_, SnapshotFrame::Head { .. }) => "heads",
+                        Frame::Ranges(_, RangeFrame::Ask { .. }) => "asks",
                         _ => "other",
                     };
                     *self.nodes[n].sent.entry(kind).or_default() += 1;
@@ -136,6 +140,7 @@ impl World {
                 Output::ReadView { id, at } => self.nodes[n].jobs.push(Job::ReadView(id, at)),
                 Output::CloseView(id) => assert!(self.nodes[n].views.remove(&id).is_some(), "a view that is not open"),
                 Output::Stage { database, id, write } => self.nodes[n].jobs.push(Job::Stage(database, id, write)),
+                Output::ReadRange { reader, database, task } => self.nodes[n].jobs.push(Job::Range(reader, database, task)),
                 Output::Disconnect(peer, reason) => self.nodes[n].cut.push((peer, reason)),
                 Output::Report(Report::SnapshotBegun(..)) => self.nodes[n].begun += 1,
                 Output::Report(report) => self.nodes[n].reports.push(report),
@@ -272,6 +277,10 @@ impl World {
                         self.news(n, news);
                     }
                 }
+            }
+            Job::Range(reader, db, task) => {
+                let read = read_range(&self.nodes[n].engine.store.view(&db).unwrap(), &task).ok();
+                self.input(n, Input::RangeRead(reader, db, read));
             }
             Job::HaveRead(session, chunk) => {
                 self.input(n, Input::LogRead(session, Some(chunk)));

@@ -1,12 +1,13 @@
 //! Sync frames: a `u32` big-endian length and a CBOR array `[kind, …]`.
 //!
-//! Kinds 16 to 31 are those of snapshots.
+//! Kinds 16 to 20 are those of snapshots, 21 to 23 those of comparisons by ranges.
 
 use bytes::Bytes;
 use crdt::codec::cbor::{Reader, Writer};
 use crdt::limits::MAX_BLOCK_BYTES;
 use crdt::{DatabaseId, Digest, ReplicaId};
 
+use super::ranges::{self, RangeFrame};
 use super::snapshot::{self, SnapshotFrame};
 use super::{WireError, database, digest, entries, flag, items, open, write_entries};
 use crate::net::limits::{MAX_ERROR_TEXT_BYTES, MAX_FRAME_BLOCKS, MAX_FRAME_BYTES, MAX_FRAME_ENTRIES};
@@ -150,6 +151,8 @@ pub enum Frame {
     Dropped(DatabaseId),
     /// A part of a snapshot's transfer.
     Snapshot(DatabaseId, SnapshotFrame),
+    /// A part of a comparison by ranges.
+    Ranges(DatabaseId, RangeFrame),
     /// Why the sender is about to leave.
     Error {
         /// The kind of error.
@@ -219,6 +222,7 @@ impl Frame {
                 write_entries(&mut writer, durable);
             }
             Self::Snapshot(database, frame) => frame.encode(database, &mut writer),
+            Self::Ranges(database, frame) => frame.encode(database, &mut writer),
             Self::Error { code, text } => {
                 writer.array(3).uint(ERROR).uint(code.number()).bytes(text.as_bytes());
             }
@@ -268,6 +272,10 @@ impl Frame {
                 let (database, frame) = SnapshotFrame::decode(&mut reader, count, kind)?;
                 Self::Snapshot(database, frame)
             }
+            ranges::FIRST..=ranges::LAST => {
+                let (database, frame) = RangeFrame::decode(&mut reader, count, kind)?;
+                Self::Ranges(database, frame)
+            }
             kind => return Err(WireError::UnknownKind { kind }),
         };
         reader.finish()?;
@@ -282,6 +290,7 @@ impl Frame {
             Self::HaveList { entries, .. } => entries.len() * 35,
             Self::Ack { durable, .. } => durable.len() * 26,
             Self::Snapshot(_, frame) => frame.size_hint(),
+            Self::Ranges(_, frame) => frame.size_hint(),
             Self::Error { text, .. } => text.len(),
             _ => 0,
         }

@@ -2,6 +2,7 @@
 
 mod frame;
 mod message;
+mod ranges;
 mod snapshot;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use thiserror::Error;
 
 pub use frame::{ErrorCode, Frame, HaveEntry, HaveKind, Hello, PROTOCOL_VERSION, Summary, frame_len, header};
 pub use message::{Announce, Message};
+pub use ranges::{Part, RangeFrame, RangeRefusal, Span};
 pub use snapshot::{ChunkName, EndReason, Resume, SnapshotFrame};
 
 use super::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES};

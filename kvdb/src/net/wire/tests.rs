@@ -1,6 +1,6 @@
 use quickcheck::quickcheck;
 
-use super::super::{Announce, ChunkName, EndReason, Message, Resume};
+use super::super::{Announce, ChunkName, EndReason, Message, Part, RangeFrame, RangeRefusal, Resume, Span};
 use super::*;
 use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_GOSSIP_MESSAGE_BYTES};
 
@@ -14,6 +14,10 @@ fn hex(bytes: &[u8]) -> String {
 
 fn entry(replica: u8, seq: u64, floor: u64) -> HaveEntry {
     HaveEntry { replica: ReplicaId([replica; 16]), seq, floor }
+}
+
+fn key(text: &str) -> crdt::Key {
+    crdt::Key::parse(text).unwrap()
 }
 
 fn frames() -> Vec<Frame> {
@@ -44,6 +48,17 @@ fn frames() -> Vec<Frame> {
         ),
         Frame::Snapshot(database, SnapshotFrame::Taken { id, index: 4 }),
         Frame::Snapshot(database, SnapshotFrame::End { id, reason: EndReason::Busy }),
+        Frame::Ranges(database, RangeFrame::Ask { number: 7, span: Span { after: None, through: Some(key("/z")) } }),
+        Frame::Ranges(
+            database,
+            RangeFrame::Parts {
+                number: 7,
+                vv_hash: [0xaa; 32],
+                parts: vec![Part { through: key("/a"), keys: 300, digest: Digest(0x0102_0304) }],
+                through: Some(key("/b")),
+            },
+        ),
+        Frame::Ranges(database, RangeFrame::Refused { number: 7, reason: RangeRefusal::Unable }),
     ]
 }
 
@@ -68,6 +83,9 @@ fn golden_frames() {
         format!("8812{db}1903e80503446e6578745820{}456368756e6b", "cc".repeat(32)),
         format!("8513{db}1903e80504"),
         format!("8514{db}1903e80502"),
+        format!("8515{db}0760622f7a"),
+        format!("8616{db}075820{}83622f6119012c50{}01020304622f62", "aa".repeat(32), "00".repeat(12)),
+        format!("8417{db}0701"),
     ];
     for (frame, expected) in frames().into_iter().zip(expected) {
         let body = frame.encode();
