@@ -6,6 +6,8 @@
 #![allow(clippy::expect_used, reason = "a measurement that cannot go on ends the program")]
 
 mod bare;
+mod child;
+mod memory;
 mod ours;
 mod probe;
 mod report;
@@ -26,16 +28,21 @@ fn main() -> ExitCode {
     let mut scale = Scale::full();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
-        match (argument.as_str(), argument.as_str()) {
-            ("--quick", _) => scale = Scale::quick(),
-            ("--rows", _) => match arguments.next() {
+        match argument.as_str() {
+            "--quick" => scale = Scale::quick(),
+            "--rows" => match arguments.next() {
                 Some(list) if !list.is_empty() => chosen = Some(list.split(',').map(str::to_owned).collect()),
                 _ => return usage("--rows needs a list"),
             },
-            ("--out", _) => match arguments.next() {
+            "--out" => match arguments.next() {
                 Some(file) => out = file,
                 None => return usage("--out needs a file"),
             },
+            child::ARGUMENT => {
+                let dir = arguments.next().expect("a directory");
+                child::main(dir.as_ref(), arguments.next().and_then(|bytes| bytes.parse().ok()).expect("bytes"));
+                return ExitCode::SUCCESS;
+            }
             _ => return usage(&format!("unknown argument {argument}")),
         }
     }

@@ -1,5 +1,6 @@
 //! Our side, by the public API.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -151,6 +152,28 @@ pub(crate) async fn put_times_until(db: &Database, done: impl Future<Output = ()
         }
     }
     times
+}
+
+/// Drops all history, so that whoever comes needs a snapshot.
+pub(crate) async fn forget(db: &Database) {
+    let options = kvdb::CompactOptions { alone: true, min_age: Some(Duration::ZERO), max_bytes: None };
+    db.compact(&options, |_| {}).await.expect("compacts");
+}
+
+/// One buffered put for each row.
+pub(crate) async fn put_all(db: &Database, rows: Range<usize>) {
+    for row in rows {
+        db.put_with(&typed_key(row), bytes::Bytes::copy_from_slice(&value(row)), Durability::Buffered).await.expect("put");
+    }
+}
+
+/// One buffered delete for each row; deletes per second.
+pub(crate) async fn delete_each(db: &Database, rows: Range<usize>) -> f64 {
+    let (start, count) = (Instant::now(), rows.len());
+    for row in rows {
+        db.batch(Batch::new().durability(Durability::Buffered).delete(typed_key(row))).await.expect("delete");
+    }
+    per_second(count, start)
 }
 
 /// Deletes a range of rows.

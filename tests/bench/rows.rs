@@ -8,7 +8,7 @@ use rand::{Rng as _, SeedableRng as _};
 use tempfile::TempDir;
 
 use crate::report::{Bound, Report, median, quantile};
-use crate::{bare, ours, probe};
+use crate::{bare, memory, ours, probe};
 
 pub(crate) struct Row {
     pub name: &'static str,
@@ -23,10 +23,16 @@ pub(crate) const ROWS: &[Row] = &[
     Row { name: "put1-sync", measure: put1_sync },
     Row { name: "get", measure: get },
     Row { name: "list", measure: list },
-    Row { name: "catchup-64", measure: catchup_64 },
+    Row { name: "delete-versions", measure: delete_versions },
+    Row { name: "catchup-64", measure: |scale, report| catch_up("catchup-64", scale, report, 64, false, 0.2) },
+    Row { name: "catchup-1", measure: |scale, report| catch_up("catchup-1", scale, report, 1, false, 0.06) },
+    Row { name: "snapshot", measure: |scale, report| catch_up("snapshot", scale, report, 64, true, 0.6) },
     Row { name: "visible", measure: visible },
     Row { name: "compaction", measure: compaction },
     Row { name: "list-after-deletes", measure: list_after_deletes },
+    Row { name: "catchup-memory", measure: memory::catch_up },
+    Row { name: "memory", measure: memory::at_rest },
+    Row { name: "open", measure: memory::open },
 ];
 
 /// How much is measured.
@@ -34,7 +40,7 @@ pub(crate) struct Scale {
     rounds: usize,
     puts: usize,
     synced_puts: usize,
-    keys: usize,
+    pub keys: usize,
     reads: usize,
     latencies: usize,
 }
@@ -68,7 +74,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
 }
 
-fn temp() -> TempDir {
+pub(crate) fn temp() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
@@ -192,10 +198,14 @@ fn list(scale: &Scale, report: &mut Report) {
     });
 }
 
-fn catchup_64(scale: &Scale, report: &mut Report) {
+/// An empty node gets everything from a full one: its blocks, or, if it has forgotten them, a snapshot.
+fn catch_up(name: &str, scale: &Scale, report: &mut Report, per_block: usize, forgotten: bool, least: f64) {
     let (runtime, dir) = (runtime(), temp());
     let full = runtime.block_on(ours::open(dir.path(), true));
-    let last = runtime.block_on(ours::load(&full.db, scale.keys, 64));
+    let last = runtime.block_on(ours::load(&full.db, scale.keys, per_block));
+    if forgotten {
+        runtime.block_on(ours::forget(&full.db));
+    }
     let our = |_| {
         let empty = temp();
         runtime.block_on(ours::catch_up(&full, last, scale.keys, empty.path()))
@@ -204,8 +214,34 @@ fn catchup_64(scale: &Scale, report: &mut Report) {
         let dir = temp();
         bare::put_batches(&bare::open(dir.path()), scale.keys, 1_000, 0)
     };
-    compare("catchup-64", scale.rounds.min(3), 0.2, report, our, bare);
+    compare(name, scale.rounds.min(3), least, report, our, bare);
     runtime.block_on(full.node.close()).expect("closes");
+}
+
+/// Deletes of keys that were written often, against deletes of keys that were written once.
+fn delete_versions(scale: &Scale, report: &mut Report) {
+    const VERSIONS: usize = 1_000;
+    let (runtime, dir) = (runtime(), temp());
+    let us = runtime.block_on(ours::open(dir.path(), false));
+    let keys = (scale.puts / VERSIONS).max(1);
+    let delete = |first: usize, versions: usize| {
+        runtime.block_on(async {
+            for _ in 0..versions {
+                ours::put_all(&us.db, first..first + keys).await;
+            }
+            ours::delete_each(&us.db, first..first + keys).await
+        })
+    };
+    let rounds = scale.rounds;
+    compare(
+        "delete-versions",
+        rounds,
+        0.9,
+        report,
+        |round| delete(2 * round * keys, VERSIONS),
+        |round| delete((2 * round + 1) * keys, 1),
+    );
+    runtime.block_on(us.node.close()).expect("closes");
 }
 
 fn visible(scale: &Scale, report: &mut Report) {
@@ -234,8 +270,7 @@ fn compaction(scale: &Scale, report: &mut Report) {
         let compacting = us.db.clone();
         let begun = std::time::Instant::now();
         let task = tokio::spawn(async move {
-            let options = kvdb::CompactOptions { alone: true, min_age: Some(std::time::Duration::ZERO), max_bytes: None };
-            compacting.compact(&options, |_| {}).await.expect("compacts")
+            ours::forget(&compacting).await;
         });
         let done = async {
             task.await.expect("ends");
