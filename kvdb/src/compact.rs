@@ -112,6 +112,7 @@ async fn run(
     }
     let (plan, needed) = look(node, id, shared, options).await?;
     let mut done = Compacted { log_floor: before.log_floor, ..Compacted::default() };
+    let mut busy = Duration::ZERO;
     while done.log_floor < plan.through {
         progress(CompactProgress::Dropping { blocks: done.blocks, of: plan.blocks });
         let begun = clock::now();
@@ -122,8 +123,11 @@ async fn run(
         if piece.blocks == 0 {
             break;
         }
-        // As long for everybody else as for this.
-        tokio::time::sleep(begun.elapsed().min(PAUSES.0)).await;
+        // As long for everybody else as for this, but timers know no part of a millisecond.
+        busy += begun.elapsed();
+        if busy >= Duration::from_millis(1) {
+            tokio::time::sleep(std::mem::take(&mut busy).min(PAUSES.0)).await;
+        }
     }
     let unsafe_bytes = if needed == 0 { 0 } else { before.history_bytes.saturating_sub(plan.safe_bytes) };
     let rewrite = {

@@ -89,8 +89,8 @@ pub const MAX_INLINE_VALUE_BYTES: usize = 512;
 /// Most files that RocksDB keeps open in one store, well below the usual limit of 1,024 per process.
 pub const MAX_STORE_OPEN_FILES: i32 = 512;
 
-/// Blocks of history dropped in one turn of the engine: some milliseconds.
-pub const COMPACT_PIECE_BLOCKS: usize = 256;
+/// Blocks of history dropped in one turn of the engine: a writer beside it waits for one such turn.
+pub const COMPACT_PIECE_BLOCKS: usize = 64;
 /// How long history is kept at least, by default, unless there is too much of it.
 pub const HISTORY_MIN_AGE: Duration = Duration::from_secs(3_600);
 /// Bytes of history that may be kept, by default, when the rows are not larger.

@@ -22,7 +22,8 @@ pub(crate) fn main(dir: &Path, cache: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let (node, db) = runtime.block_on(async {
         let listen = vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")];
-        let mut options = NodeOptions::new(dir).network(NetworkOptions { listen, ..NetworkOptions::default() });
+        let history = kvdb::HistoryOptions { interval: None, ..kvdb::HistoryOptions::default() };
+        let mut options = NodeOptions::new(dir).history(history).network(NetworkOptions { listen, ..NetworkOptions::default() });
         (options.store.block_cache_bytes, options.store.write_buffer_bytes) = (cache, cache);
         let node = Node::open(options).await.expect("a node opens");
         let db = node.database(&"bench".parse().expect("a name")).await.expect("a database opens");

@@ -18,7 +18,9 @@ pub(crate) struct Ours {
 }
 
 pub(crate) async fn open(dir: &Path, network: bool) -> Ours {
-    let mut options = NodeOptions::new(dir);
+    // History goes only where a row says so: a node that had dropped some would send a snapshot instead of blocks.
+    let history = kvdb::HistoryOptions { interval: None, ..kvdb::HistoryOptions::default() };
+    let mut options = NodeOptions::new(dir).history(history);
     if network {
         let listen = vec!["/ip4/127.0.0.1/tcp/0".parse().expect("an address")];
         options = options.network(NetworkOptions { listen, ..NetworkOptions::default() });

@@ -223,7 +223,7 @@ fn delete_versions(scale: &Scale, report: &mut Report) {
     const VERSIONS: usize = 1_000;
     let (runtime, dir) = (runtime(), temp());
     let us = runtime.block_on(ours::open(dir.path(), false));
-    let keys = (scale.puts / VERSIONS).max(1);
+    let keys = (scale.puts / 400).min(VERSIONS);
     let delete = |first: usize, versions: usize| {
         runtime.block_on(async {
             for _ in 0..versions {
