@@ -199,11 +199,11 @@ fn list(scale: &Scale, report: &mut Report) {
 }
 
 /// An empty node gets everything from a full one: its blocks, or, if it has forgotten them, a snapshot.
-fn catch_up(name: &str, scale: &Scale, report: &mut Report, per_block: usize, forgotten: bool, least: f64) {
+fn catch_up(name: &str, scale: &Scale, report: &mut Report, per_block: usize, by_snapshot: bool, least: f64) {
     let (runtime, dir) = (runtime(), temp());
     let full = runtime.block_on(ours::open(dir.path(), true));
     let last = runtime.block_on(ours::load(&full.db, scale.keys, per_block));
-    if forgotten {
+    if by_snapshot {
         runtime.block_on(ours::forget(&full.db));
     }
     let our = |_| {
