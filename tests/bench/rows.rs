@@ -202,13 +202,13 @@ fn list(scale: &Scale, report: &mut Report) {
 fn catch_up(name: &str, scale: &Scale, report: &mut Report, per_block: usize, by_snapshot: bool, least: f64) {
     let (runtime, dir) = (runtime(), temp());
     let full = runtime.block_on(ours::open(dir.path(), true));
-    let last = runtime.block_on(ours::load(&full.db, scale.keys, per_block));
+    let dot = runtime.block_on(ours::load(&full.db, scale.keys, per_block));
     if by_snapshot {
         runtime.block_on(ours::forget(&full.db));
     }
     let our = |_| {
         let empty = temp();
-        runtime.block_on(ours::catch_up(&full, last, scale.keys, empty.path()))
+        runtime.block_on(ours::catch_up(&full, dot, scale.keys, empty.path()))
     };
     let bare = |_| {
         let dir = temp();
