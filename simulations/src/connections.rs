@@ -162,6 +162,7 @@ impl World {
         }
         let (me, other, incarnation) = (*conn.nodes.get(side), *conn.nodes.get(side.other()), *conn.incarnations.get(side));
         self.end_streams(id, side);
+        self.member_conn_down(id, me);
         let left = u32::try_from(self.net.conns_of(me, other).count()).unwrap_or(u32::MAX);
         if left == 0
             && let Some(process) = self.nodes.get_mut(me).and_then(|node| node.process_mut())
@@ -205,6 +206,7 @@ impl World {
                     *conn.up.of(side) = false;
                 }
                 self.drop_streams(conn, side);
+                self.member_conn_down(conn, id);
                 self.net.forget(conn);
             }
         }

@@ -11,6 +11,7 @@ use crdt::{
     BlockHash, DatabaseId, Dot, Durability, Expiry, Key, KeyRange, LogEntry, Order, Projection, ReplicaState, RequestId,
     RequestRecord, Row, Staged, Stamp, Store, StoredBlock, VersionVector, View, WallTime, WriteSet,
 };
+use hoarder::StoreId;
 use thiserror::Error;
 
 /// What the disk answers when it does not do what it should.
@@ -69,6 +70,10 @@ pub struct SimDisk {
     synced: usize,
     /// So many the disk has said to have synced.
     said: usize,
+    /// Databases that were deleted: at how many batches, and what those before had of them.
+    deleted: Vec<(usize, DatabaseId, Vec<(usize, Batch)>)>,
+    /// The file that names the store and counts its openings, each with the number of batches when it was written.
+    states: Vec<(usize, StoreId, u64)>,
     /// What goes wrong.
     pub faults: DiskFaults,
 }
@@ -78,6 +83,61 @@ impl SimDisk {
     pub fn create(&mut self, database: DatabaseId) {
         self.databases.insert(database);
         self.live.create(database);
+    }
+
+    /// The databases on it.
+    #[must_use]
+    pub fn databases(&self) -> &BTreeSet<DatabaseId> {
+        &self.databases
+    }
+
+    /// Deletes a database, synced at once.
+    pub fn drop_database(&mut self, database: DatabaseId) {
+        if !self.databases.remove(&database) {
+            return;
+        }
+        let mut had = Vec::new();
+        for (at, batch) in self.history.iter_mut().enumerate() {
+            let (of_it, others): (Vec<WriteSet>, Vec<WriteSet>) = batch.iter().cloned().partition(|set| set.database == database);
+            if !of_it.is_empty() {
+                had.push((at, of_it.into()));
+                *batch = others.into();
+            }
+        }
+        self.deleted.push((self.history.len(), database, had));
+        self.live = self.replayed();
+    }
+
+    /// The store's name and the number of its openings, if it has one.
+    #[must_use]
+    pub fn state(&self) -> Option<(StoreId, u64)> {
+        self.states.last().map(|(_, store, opening)| (*store, *opening))
+    }
+
+    /// Writes them down, synced.
+    pub fn set_state(&mut self, store: StoreId, opening: u64) {
+        self.states.push((self.history.len(), store, opening));
+    }
+
+    /// An image of an earlier opening is put back, some time before the last one; nothing happens when there is none.
+    /// Returns how many batches are lost.
+    pub fn restore_opening(&mut self, which: u64) -> usize {
+        let last = self.states.last().map_or(0, |(at, _, _)| *at).min(self.synced);
+        if last == 0 {
+            return 0;
+        }
+        let batches = usize::try_from(which % last as u64).unwrap_or(0);
+        self.states.retain(|(at, _, _)| *at <= batches);
+        while self.deleted.last().is_some_and(|(at, _, _)| *at > batches) {
+            let Some((_, database, had)) = self.deleted.pop() else { break };
+            self.databases.insert(database);
+            for (at, sets) in had {
+                if let Some(batch) = self.history.get_mut(at) {
+                    *batch = batch.iter().chain(sets.iter()).cloned().collect();
+                }
+            }
+        }
+        self.cut(batches)
     }
 
     /// Every batch since the disk was empty.

@@ -24,12 +24,16 @@ impl World {
     /// Hands an input to the node's machine and does what comes out.
     pub(crate) fn input(&mut self, id: NodeId, input: Input<Room>) {
         let now = self.now;
+        let told = self.told_durable(id, &input);
         let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
         let outputs = process.machine.handle(input, now.since(process.started).duration());
         for output in outputs {
             self.output(id, output);
         }
         self.arm(id);
+        if let Some(database) = told {
+            self.soil(id, database);
+        }
     }
 
     /// Lets the machine's timer wake it.

@@ -24,7 +24,11 @@ const SYNC: u64 = 1_500;
 impl World {
     pub(crate) fn boot(&mut self, id: NodeId) {
         let mut random = self.random.split();
+        let fleet = self.fleet.is_there().then(|| self.databases_at_start(id));
         let Some(node) = self.nodes.get_mut(id).filter(|node| !node.gone && node.process().is_none()) else { return };
+        if let Some(databases) = fleet {
+            node.databases = databases;
+        }
         node.start(self.now, &mut random);
         let databases = node.databases.clone();
         self.observe(&Observation::Booted { node: id });
@@ -32,6 +36,7 @@ impl World {
         for database in databases {
             self.submit(id, Work::Open(database), Sender::Nobody);
         }
+        self.begin_member(id);
         self.arm(id);
     }
 
@@ -171,12 +176,13 @@ impl World {
             (Sender::Stage(database, snapshot, write), Reply::Done(answer)) => {
                 self.input(id, Input::Staged(database, snapshot, answer.is_ok().then_some(write)));
             }
-            (Sender::Nobody, Reply::Done(Err(_))) => {
+            (Sender::Fleet(crate::fleet::FleetWork::Opened(_)) | Sender::Nobody, Reply::Done(Err(_))) => {
                 // A database that cannot be opened: started anew a little later.
                 let incarnation = self.incarnation(id);
                 self.count("opens_failed");
                 self.after(Time::ms(1_000), Event::Restart(id, incarnation));
             }
+            (Sender::Fleet(work), reply) => self.member_replied(id, work, reply),
             _ => {}
         }
     }
@@ -327,6 +333,7 @@ impl World {
         let lost = match how {
             End::Process | End::Gone => 0,
             End::Power => disk.lose_power(kept),
+            End::Restored if disk.state().is_some() => disk.restore_opening(image),
             End::Restored => disk.cut(usize::try_from(image % (disk.synced() as u64 + 1)).unwrap_or(0)),
             End::Disk => {
                 disk.wipe();

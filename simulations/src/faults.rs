@@ -54,7 +54,7 @@ pub(crate) fn plan(world: &mut World, random: &mut Random) {
             FAULTS.get(*number).is_some_and(|fault| {
                 let name = fault.name.to_owned();
                 fault.kind.is_some()
-                    && ((faults.kinds.is_empty() && !fault.only_named) || faults.kinds.contains(&name))
+                    && ((faults.kinds.is_empty() && fault.is_drawn(world.fleet.is_there())) || faults.kinds.contains(&name))
                     && !faults.without.contains(&name)
             })
         })
@@ -146,6 +146,7 @@ impl World {
             self.heal_node(id);
         }
         self.bridge_gaps();
+        self.heal_fleet();
         self.note(None, "healed", String::new);
         self.observe(&Observation::Healed);
     }

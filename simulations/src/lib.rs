@@ -11,6 +11,7 @@ pub mod disk;
 mod driver;
 mod engine;
 pub mod faults;
+pub mod fleet;
 mod hostile;
 pub mod net;
 pub mod node;

@@ -71,6 +71,8 @@ pub enum Sender {
     Stage(DatabaseId, SnapshotId, SnapshotWrite),
     /// A block that came by gossip.
     Gossip(DatabaseId, PeerId, PeerId),
+    /// A member of the fleet.
+    Fleet(crate::fleet::FleetWork),
     /// Nobody.
     Nobody,
 }
@@ -103,6 +105,8 @@ pub struct Process {
     /// Views of snapshots on their way.
     pub(crate) views: BTreeMap<SnapshotId, PlainView<MemoryStore>>,
     pub(crate) random: Random,
+    /// The fleet's part.
+    pub(crate) member: Option<Box<crate::fleet::Member>>,
 }
 
 #[derive(Debug)]
@@ -122,7 +126,7 @@ pub struct Node {
     /// In whose name it writes: its own, or that of the node whose data directory was copied.
     pub(crate) author: FakeSigner,
     /// Signs its announcements.
-    signer: FakeSigner,
+    pub(crate) signer: FakeSigner,
     /// What it does with its words, if it misbehaves.
     pub(crate) hostile: Option<crate::hostile::Hostility>,
     /// Its wall clock.
@@ -258,6 +262,7 @@ impl Node {
             poisoned: false,
             views: BTreeMap::new(),
             random: random.split(),
+            member: None,
         }));
     }
 

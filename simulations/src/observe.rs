@@ -153,6 +153,8 @@ pub enum Observation<'a> {
         /// What it says about it.
         what: &'a str,
     },
+    /// Something in the fleet.
+    Fleet(&'a crate::fleet::FleetSeen<'a>),
     /// A fault struck.
     Fault {
         /// Its number in [`crate::faults::FAULTS`].

@@ -127,7 +127,7 @@ fn run_world(world: &mut World, scenario: &Scenario) -> Option<Time> {
         if world.violation().is_some() {
             return None;
         }
-        if world.all_equal() {
+        if world.all_equal() && world.probe_fleet() {
             world.observe(&Observation::Equal);
             world.finish();
             return Some(next.since(healed));

@@ -34,6 +34,8 @@ pub struct Scenario {
     pub workload: Workload,
     /// What goes wrong.
     pub faults: Faults,
+    /// The fleet, if there is one.
+    pub fleet: FleetSpec,
     /// After the last fault everything must be equal within so many seconds of virtual time.
     pub equal_within_s: u64,
     /// Every block must be on every node within so many milliseconds, faults or not; 0 for whenever.
@@ -100,6 +102,77 @@ pub struct Workload {
     pub move_percent: u32,
 }
 
+/// A fleet: members with databases that they place among themselves, and clients who ask any of them. What
+/// [`Workload`] says is not done where there is one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FleetSpec {
+    /// The first so many nodes are members; 0 for no fleet. The others are strangers.
+    pub members: usize,
+    /// Databases.
+    pub databases: usize,
+    /// Holders of each.
+    pub holders: u8,
+    /// Clients.
+    pub clients: usize,
+    /// Calls in all.
+    pub operations: u64,
+    /// Different keys of each kind.
+    pub keys: u64,
+    /// When clients begin, in milliseconds.
+    pub start_ms: u64,
+    /// Between an answer and the next call of a client, on average, in milliseconds.
+    pub think_ms: u64,
+    /// How long a client waits for an answer before it asks another member, in milliseconds.
+    pub timeout_ms: u64,
+    /// Calls in a hundred that read.
+    pub read_percent: u32,
+    /// Ops in a hundred that are deletes.
+    pub delete_percent: u32,
+    /// Writes in a hundred that have a condition.
+    pub conditional_percent: u32,
+    /// Writes in a hundred that are batches.
+    pub batch_percent: u32,
+    /// Writes in a hundred that are content with one disk.
+    pub local_percent: u32,
+    /// Writes in a hundred that prefer all holders.
+    pub prefer_percent: u32,
+    /// Confirmed writes in a hundred that are asked for once more, elsewhere.
+    pub repeat_percent: u32,
+    /// Answers in a hundred that are lost.
+    pub lost_percent: u32,
+    /// Time after which an undesired holder lets go, in milliseconds.
+    pub quiet_ms: u64,
+    /// Time after which the claim of a dead member is removed, in milliseconds.
+    pub grace_ms: u64,
+}
+
+impl Default for FleetSpec {
+    fn default() -> Self {
+        Self {
+            members: 0,
+            databases: 2,
+            holders: 2,
+            clients: 6,
+            operations: 300,
+            keys: 20,
+            start_ms: 25_000,
+            think_ms: 500,
+            timeout_ms: 10_000,
+            read_percent: 30,
+            delete_percent: 20,
+            conditional_percent: 20,
+            batch_percent: 15,
+            local_percent: 5,
+            prefer_percent: 10,
+            repeat_percent: 10,
+            lost_percent: 3,
+            quiet_ms: 5_000,
+            grace_ms: 40_000,
+        }
+    }
+}
+
 /// What goes wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -133,6 +206,7 @@ impl Default for Scenario {
             clock_skew_ms: 0,
             workload: Workload::default(),
             faults: Faults::default(),
+            fleet: FleetSpec::default(),
             equal_within_s: 2_400,
             visible_within_ms: 0,
             script: String::new(),

@@ -12,6 +12,7 @@ use kvdb::net::limits::{FAREWELL, PEER_UNMERGED_BYTES, WRITE_QUEUE_BYTES, WRITE_
 use kvdb::net::machine::{Input, StreamEvent};
 use kvdb::net::wire::{ErrorCode, Frame, SnapshotFrame};
 
+use crate::fleet::FleetEvent;
 use crate::net::{Both, ConnId, Flow, Item, STREAM_WINDOW_BYTES, Side, Stream, StreamId};
 use crate::node::Room;
 use crate::observe::{NodeId, Observation};
@@ -69,6 +70,11 @@ impl World {
             Event::StreamArrives(id) => (*id, Side::First),
             Event::StreamReady(id) => (*id, Side::Second),
             Event::Frame(id, side, _) | Event::StreamEnd(id, side, _) => (*id, *side),
+            Event::Fleet(FleetEvent::Arrive { stream, .. }) => {
+                let Some(stream) = self.fleet.streams.get_mut(stream) else { return at };
+                stream.last_arrival = stream.last_arrival.max(at);
+                return stream.last_arrival;
+            }
             _ => return at,
         };
         let Some(stream) = self.net.streams.get_mut(&id) else { return at };

@@ -48,6 +48,8 @@ pub struct Client {
 impl World {
     pub(crate) fn add_clients(&mut self, random: &mut Random) {
         let Workload { clients, operations, think_ms, .. } = self.scenario.workload;
+        // Where there is a fleet its own clients write.
+        let clients = if self.fleet.is_there() { 0 } else { clients };
         for id in 0..clients {
             let share = operations / clients as u64 + u64::from((id as u64) < operations % clients as u64);
             let node = id % self.nodes.len().max(1);
@@ -68,11 +70,12 @@ impl World {
     /// Whether some client still waits for an answer or has something to write.
     #[must_use]
     pub fn clients_busy(&self) -> bool {
-        self.clients.iter().any(|client| client.left > 0 || client.attempt.is_some())
+        self.clients.iter().any(|client| client.left > 0 || client.attempt.is_some()) || self.fleet_busy()
     }
 
     /// Clients begin nothing new, and give up what they wait for.
     pub(crate) fn stop_clients(&mut self) {
+        self.stop_fleet_clients();
         for client in &mut self.clients {
             client.left = 0;
             client.attempt = None;
@@ -138,7 +141,7 @@ impl World {
     /// Many write at once: more than one turn, one second of gossip or one share of memory takes.
     pub(crate) fn crowd(&mut self, node: NodeId, seed: u64) -> bool {
         let mut random = Random::new(seed);
-        let Some(database) = random.pick(&self.databases).copied() else { return false };
+        let Some(database) = random.pick(&self.databases).copied().filter(|_| !self.fleet.is_there()) else { return false };
         if self.nodes.get(node).is_none_or(|node| node.process().is_none() || node.frozen.is_some()) {
             return false;
         }

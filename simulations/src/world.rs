@@ -12,6 +12,7 @@ use kvdb::net::gossip::{Verdict, topic};
 use kvdb::net::machine::Input;
 use kvdb::net::sync::{ReadFrom, SessionId};
 
+use crate::fleet::{Fleet, FleetEvent};
 use crate::net::{ConnId, Net, Side, StreamId};
 use crate::node::{Node, Room, Sender};
 use crate::observe::{Checker, ClientId, NodeId, Observation, Violation, WorldView};
@@ -62,6 +63,7 @@ pub enum Event {
     Mend(usize),
     Restart(NodeId, u64),
     Script(usize),
+    Fleet(FleetEvent),
     Check,
 }
 
@@ -120,6 +122,7 @@ impl Event {
             Self::Restart(node, _) => (27, "restart", Some(*node)),
             Self::Check => (28, "check", None),
             Self::Script(_) => (29, "script", None),
+            Self::Fleet(event) => (30, "fleet", event.node()),
         }
     }
 }
@@ -202,6 +205,7 @@ pub struct World {
     pub(crate) by_peer: BTreeMap<PeerId, NodeId>,
     /// The databases by topic.
     pub(crate) topics: BTreeMap<String, DatabaseId>,
+    pub(crate) fleet: Fleet,
 }
 
 impl std::fmt::Debug for World {
@@ -216,11 +220,18 @@ impl World {
     pub fn new(scenario: &Scenario, seed: u64, checkers: Vec<Box<dyn Checker>>) -> Self {
         let mut random = Random::new(seed);
         let name = |n: usize| DatabaseName::parse(&format!("database-{n}")).map(|name| DatabaseId::of(&name, 0));
-        let databases: Vec<DatabaseId> = (0..scenario.databases.max(1)).filter_map(|n| name(n).ok()).collect();
+        let fleet = Fleet::of(scenario);
+        let databases: Vec<DatabaseId> = if fleet.is_there() {
+            crate::fleet::databases(&fleet)
+        } else {
+            (0..scenario.databases.max(1)).filter_map(|n| name(n).ok()).collect()
+        };
         let mut nodes: Vec<Node> = (0..scenario.nodes).map(|id| Node::new(id, random.next())).collect();
         scenario.topology.connect(&mut nodes, &mut random);
         for node in &mut nodes {
-            node.databases.clone_from(&databases);
+            // A member opens what it holds; the registry first.
+            let kept = if fleet.is_there() { 1 } else { databases.len() };
+            node.databases.extend(databases.iter().take(kept));
             node.interval = Time::ms(scenario.rebroadcast_ms);
             if scenario.clock_skew_ms > 0 {
                 let skew = i64::try_from(scenario.clock_skew_ms).unwrap_or(0);
@@ -256,6 +267,7 @@ impl World {
             application: None,
             by_peer: BTreeMap::new(),
             topics: BTreeMap::new(),
+            fleet,
         };
         world.by_peer = world.nodes.iter().map(|node| (node.peer, node.id)).collect();
         world.topics = world.databases.iter().map(|database| (topic(database), *database)).collect();
@@ -264,6 +276,7 @@ impl World {
             world.at(at, Event::Boot(node));
         }
         world.add_clients(&mut random);
+        world.add_fleet_clients(&mut random);
         crate::faults::plan(&mut world, &mut random);
         crate::script::enter(&mut world);
         world
@@ -449,6 +462,7 @@ impl World {
             Event::Mend(index) => crate::faults::mend(self, index),
             Event::Restart(node, incarnation) => self.restart(node, incarnation),
             Event::Script(index) => crate::script::act(self, index),
+            Event::Fleet(event) => self.fleet_event(event),
             Event::Check => {}
         }
     }
@@ -491,6 +505,7 @@ impl World {
 fn brief(event: &Event) -> String {
     match event {
         Event::Input(_, _, input) => format!("{input:?}"),
+        Event::Fleet(event) => format!("{event:?}"),
         Event::Turn(_, _, works, _) => format!("{} pieces of work", works.len()),
         Event::Frame(stream, side, bytes) => format!("stream {stream} from {side:?}, {} bytes", bytes.len()),
         Event::Gossip(message) => format!("from {}, {} bytes", message.from, message.data.len()),
@@ -515,26 +530,29 @@ impl World {
     #[must_use]
     pub fn all_equal(&self) -> bool {
         let view = self.view();
-        self.databases.iter().all(|database| {
-            let mut first = None;
-            self.nodes.iter().filter(|node| !node.gone && node.databases.contains(database)).all(|node| {
-                let Some(replica) = view.replica(node.id, database) else { return false };
-                let meta = replica.meta();
-                let figures = (meta.digest, meta.keys);
-                let state = (figures, replica.vv(), replica.heads().hash());
-                match &first {
-                    None => {
-                        first = Some(state);
-                        true
+        self.fleet_settled()
+            && self.databases.iter().all(|database| {
+                let mut first = None;
+                self.nodes.iter().filter(|node| !node.gone && node.databases.contains(database)).all(|node| {
+                    let Some(replica) = view.replica(node.id, database) else { return false };
+                    let meta = replica.meta();
+                    let figures = (meta.digest, meta.keys);
+                    let state = (figures, replica.vv(), replica.heads().hash());
+                    match &first {
+                        None => {
+                            first = Some(state);
+                            true
+                        }
+                        Some(found) => *found == state,
                     }
-                    Some(found) => *found == state,
-                }
+                })
             })
-        })
     }
 
     /// The time for becoming equal is over.
     pub(crate) fn must_be_equal(&mut self) {
-        self.note_violation("convergence", Err("not equal within the time that the scenario gives".to_owned()));
+        let picture = self.fleet_picture();
+        let what = format!("not equal within the time that the scenario gives\n{picture}");
+        self.note_violation("convergence", Err(what.trim_end().to_owned()));
     }
 }

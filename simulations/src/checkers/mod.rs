@@ -31,6 +31,7 @@ use crdt::{
     Block, DatabaseId, Key, KeyRange, Order, Prefix, Projection, ReplicaState, Row, Store as _, View as _, WallTime, WriteSet,
 };
 
+use crate::fleet::FleetSeen;
 use crate::observe::{Checker, End, NodeId, Observation, WorldView};
 use crate::scenario::Scenario;
 use crate::script::Script;
@@ -260,6 +261,11 @@ impl Checker for Checkers {
                 self.replaced.insert(*node);
             }
             Observation::Booted { node } => self.booted(*node, world)?,
+            Observation::Fleet(FleetSeen::Released { node, database }) => {
+                self.each(|check, truth| check.seen(seen, truth))?;
+                self.truth.forget(*node, *database);
+                return Ok(());
+            }
             Observation::Healed => self.glance(world)?,
             _ => {}
         }

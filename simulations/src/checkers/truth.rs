@@ -164,6 +164,11 @@ impl Truth {
         self.copies.insert((node, database), copy).unwrap_or_default()
     }
 
+    /// A node's disk has deleted a database.
+    pub fn forget(&mut self, node: NodeId, database: DatabaseId) {
+        self.copies.remove(&(node, database));
+    }
+
     /// The name of a block that some disk has taken, by its bytes.
     #[must_use]
     pub fn name(&self, bytes: &[u8]) -> Option<Dot> {

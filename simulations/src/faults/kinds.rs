@@ -50,6 +50,14 @@ pub enum Kind {
     Leave,
     LongAway,
     Compact,
+    MembershipFlaps,
+    PlacementChange,
+    Holders,
+    Farewell,
+    ForgedBeats,
+    WholePower,
+    IdentityTwice,
+    DropDatabase,
 }
 
 /// A row of the list.
@@ -63,14 +71,20 @@ pub struct Fault {
     pub kind: Option<Kind>,
     /// Drawn only if a scenario names it, since it does not go together with all others.
     pub only_named: bool,
+    /// Drawn only where there is a fleet.
+    pub of_fleet: bool,
 }
 
 const fn fault(name: &'static str, kind: Kind, about: &'static str) -> Fault {
-    Fault { name, about, kind: Some(kind), only_named: false }
+    Fault { name, about, kind: Some(kind), only_named: false, of_fleet: false }
 }
 
 const fn not_yet(name: &'static str, about: &'static str) -> Fault {
-    Fault { name, about, kind: None, only_named: false }
+    Fault { name, about, kind: None, only_named: false, of_fleet: false }
+}
+
+const fn of_fleet(name: &'static str, kind: Kind, about: &'static str) -> Fault {
+    Fault { name, about, kind: Some(kind), only_named: false, of_fleet: true }
 }
 
 /// All kinds. Their places are their numbers, which plans keep: new ones come at the end.
@@ -105,13 +119,14 @@ pub const FAULTS: &[Fault] = &[
         "away-longer-than-history",
         "a node comes back when its peers have compacted what it lacks: needs checkers that follow snapshots",
     ),
-    not_yet("flapping-membership", "members come and go: needs the fleet (see flapping for links)"),
-    not_yet("placement-change", "holders change during writes: needs the fleet"),
+    of_fleet("flapping-membership", Kind::MembershipFlaps, "a member's process ends and starts several times in a few seconds"),
+    of_fleet("placement-change", Kind::PlacementChange, "a member is told to hold nothing for a while"),
     Fault {
         name: "compactions-on-different-views",
         about: "a node drops history, up to what all others have on disk; not with lost disks and old images: the checkers do not follow snapshots yet",
         kind: Some(Kind::Compact),
         only_named: true,
+        of_fleet: false,
     },
     not_yet("compaction-during-catch-up", "a node compacts while a peer catches up: needs checkers that follow snapshots"),
     fault("version-skew", Kind::VersionSkew, "a node is rolled to another version of the wire format, and back"),
@@ -132,7 +147,31 @@ pub const FAULTS: &[Fault] = &[
     fault("moving-partition", Kind::MovingPartition, "a partition whose border moves"),
     fault("leave", Kind::Leave, "a node leaves for ever, and what only it had with it; at most a third do"),
     fault("long-away", Kind::LongAway, "a node is down for several minutes"),
+    of_fleet("holders-change", Kind::Holders, "a database gets another number of holders, while it is in use"),
+    of_fleet("farewell", Kind::Farewell, "a member says good-bye, ends, and comes back later"),
+    of_fleet("forged-beats", Kind::ForgedBeats, "beats in a member's name: unsigned ones, and those of a start that is no more"),
+    of_fleet("whole-power", Kind::WholePower, "the power of all machines fails at once"),
+    of_fleet("identity-twice", Kind::IdentityTwice, "a second process runs under a member's identity"),
+    Fault {
+        name: "dropped",
+        about: "a database is dropped, and made again a little later",
+        kind: Some(Kind::DropDatabase),
+        only_named: true,
+        of_fleet: true,
+    },
 ];
+
+/// Where there is a fleet these do not strike: members trust what members say, and what their disks say; a loss that nobody
+/// may be asked to survive is none to be shown.
+const NOT_IN_FLEETS: &[&str] =
+    &["corrupt-frame", "hostile-peer", "lying-sync", "flipped-bit", "leave", "overload", "copied-disk", "version-skew"];
+
+impl Fault {
+    /// Whether it is drawn in a world with or without a fleet that names no kinds.
+    pub(super) fn is_drawn(&self, fleet: bool) -> bool {
+        !self.only_named && if fleet { !NOT_IN_FLEETS.contains(&self.name) } else { !self.of_fleet }
+    }
+}
 
 /// The number of a kind by its name.
 #[must_use]
@@ -143,7 +182,17 @@ pub fn number_of(name: &str) -> Option<usize> {
 /// Strikes; `false` when there is nothing to strike.
 pub(super) fn strike(world: &mut World, kind: Kind, strike: &Strike) -> bool {
     let Strike { node, other, size, .. } = *strike;
+    let fleet = world.fleet.is_there();
     match kind {
+        Kind::LostDisk | Kind::OldImage if fleet && !world.may_lose(node) => false,
+        Kind::MembershipFlaps
+        | Kind::PlacementChange
+        | Kind::Holders
+        | Kind::Farewell
+        | Kind::ForgedBeats
+        | Kind::WholePower
+        | Kind::IdentityTwice
+        | Kind::DropDatabase => fleet && world.strike_fleet(kind, strike),
         Kind::Drop | Kind::Duplicate | Kind::Reorder | Kind::DelaySpike | Kind::CorruptFrame | Kind::StreamCut => {
             impair(world, kind, strike)
         }
@@ -188,6 +237,7 @@ pub(super) fn mend(world: &mut World, kind: Kind, strike: &Strike) {
         | Kind::NoDial
         | Kind::Bandwidth
         | Kind::SilentMesh => restore(world, kind, strike),
+        Kind::PlacementChange => _ = world.drain(node, false),
         Kind::HostilePeer => _ = world.set_hostile(node, None),
         Kind::VersionSkew => _ = roll(world, node, kvdb::net::wire::PROTOCOL_VERSION),
         Kind::ClockJump | Kind::DriftAndFreeze => {

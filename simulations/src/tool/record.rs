@@ -149,6 +149,10 @@ fn describe(seen: &Observation<'_>) -> Described {
         Observation::Fault { number, node } => {
             (*node, None, "fault", FAULTS.get(*number).map_or("?", |fault| fault.name).to_owned())
         }
+        Observation::Fleet(seen) => {
+            let (node, text) = seen.described();
+            (node, None, "fleet", text)
+        }
         Observation::Healed => (None, None, "world", "all faults are over".to_owned()),
         Observation::Equal => (None, None, "world", "all are equal".to_owned()),
     }
