@@ -59,6 +59,16 @@ pub struct DiskFaults {
 /// One batch, as it was committed.
 pub type Batch = Rc<[WriteSet]>;
 
+/// A database that was deleted.
+#[derive(Debug, Clone)]
+struct Deleted {
+    database: DatabaseId,
+    /// When there were so many batches.
+    at: usize,
+    /// What those before had of it.
+    had: Vec<(usize, Batch)>,
+}
+
 /// The disk of one node.
 #[derive(Debug, Clone, Default)]
 pub struct SimDisk {
@@ -70,8 +80,8 @@ pub struct SimDisk {
     synced: usize,
     /// So many the disk has said to have synced.
     said: usize,
-    /// Databases that were deleted: at how many batches, and what those before had of them.
-    deleted: Vec<(usize, DatabaseId, Vec<(usize, Batch)>)>,
+    /// Databases that were deleted, in order.
+    deleted: Vec<Deleted>,
     /// The file that names the store and counts its openings, each with the number of batches when it was written.
     states: Vec<(usize, StoreId, u64)>,
     /// What goes wrong.
@@ -104,7 +114,7 @@ impl SimDisk {
                 *batch = others.into();
             }
         }
-        self.deleted.push((self.history.len(), database, had));
+        self.deleted.push(Deleted { database, at: self.history.len(), had });
         self.live = self.replayed();
     }
 
@@ -128,8 +138,8 @@ impl SimDisk {
         }
         let batches = usize::try_from(which % last as u64).unwrap_or(0);
         self.states.retain(|(at, _, _)| *at <= batches);
-        while self.deleted.last().is_some_and(|(at, _, _)| *at > batches) {
-            let Some((_, database, had)) = self.deleted.pop() else { break };
+        while self.deleted.last().is_some_and(|deleted| deleted.at > batches) {
+            let Some(Deleted { database, had, .. }) = self.deleted.pop() else { break };
             self.databases.insert(database);
             for (at, sets) in had {
                 if let Some(batch) = self.history.get_mut(at) {

@@ -128,7 +128,7 @@ impl World {
         let until = self.now + lasts;
         self.fleet.twins.insert(of, (boot >> 1, until));
         let members: Vec<NodeId> = self.fleet.members.iter().copied().collect();
-        for beat in 0..lasts.0 / 1_000_000 + 1 {
+        for beat in 0..=lasts.0 / 1_000_000 {
             for to in &members {
                 let incarnation = self.incarnation(*to);
                 let bytes = super::driver::forged(key, boot >> 1, beat + 1, true);
