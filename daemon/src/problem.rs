@@ -88,6 +88,8 @@ pub enum Code {
     DiskFull,
     /// Too much history is on no other node, and cannot be dropped.
     HistoryFull,
+    /// It is in a data directory that could not be opened.
+    DirectoryUnavailable,
 }
 
 /// Whether the write of a failed request exists.
@@ -137,6 +139,7 @@ impl Code {
             Self::Internal => (500, "Internal error"),
             Self::DialFailed => (502, "The peer cannot be reached"),
             Self::Closed => (503, "Closed"),
+            Self::DirectoryUnavailable => (503, "A data directory could not be opened"),
             Self::NotCaughtUp => (503, "Not caught up"),
             Self::Poisoned => (503, "The store refuses writes"),
             Self::CommitFailed => (503, "The commit failed"),

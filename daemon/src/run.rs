@@ -103,8 +103,12 @@ impl Daemon {
 async fn open_databases(node: &Node, configured: Vec<DatabaseName>) -> Result<(), StartError> {
     let there = node.databases()?.into_iter().map(|info| info.name);
     for name in configured.into_iter().chain(there) {
-        if let Err(source) = node.database(&name).await {
-            return Err(StartError::Database { name, source });
+        match node.database(&name).await {
+            Ok(_) => {}
+            Err(source @ OpenDatabaseError::Unavailable { .. }) => {
+                tracing::error!(%name, error = %source, "a database is not served");
+            }
+            Err(source) => return Err(StartError::Database { name, source }),
         }
     }
     Ok(())

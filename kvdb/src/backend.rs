@@ -1,16 +1,18 @@
-//! Engine and store as replication sees them, and the place from which all handles of a node reach its store.
+//! Engines and stores as replication sees them, and the place from which all handles of a node reach a store.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crdt::{Block, Cursor, DatabaseId, Dot, SnapshotId, SnapshotWrite, Source};
+use futures::future::select_all;
 
+use crate::engine::NewsFeed;
 use crate::engine::port::{Delivery, LogChunk, News, WriteError};
-use crate::engine::{EngineHandle, NewsFeed};
 use crate::error::ReadError;
 use crate::net::port::{StandingView, opened_view};
 use crate::net::ranges::{RangeRead, RangeTask, read_range};
 use crate::net::sync::{OpenedView, ReadChunk};
 use crate::net::{Backend, BackendError, LogSource, NewsSource};
+use crate::shards::Shards;
 use crate::store::{RocksStore, StandingRocks, StoreError};
 
 /// The store while the node is open; empty afterwards, so that handles left over do not keep the directory.
@@ -39,39 +41,38 @@ impl StoreSlot {
 
 /// What replication needs of a node.
 #[derive(Debug, Clone)]
-pub(crate) struct EngineBackend {
-    engine: EngineHandle<RocksStore>,
-    store: StoreSlot,
-}
+pub(crate) struct EngineBackend(Arc<Shards>);
 
 impl EngineBackend {
-    pub(crate) fn new(engine: EngineHandle<RocksStore>, store: StoreSlot) -> Self {
-        Self { engine, store }
+    pub(crate) fn new(shards: Arc<Shards>) -> Self {
+        Self(shards)
     }
 
-    fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, StoreError>) -> Result<T, BackendError> {
-        let read = |store: &RocksStore| read(store).map_err(|error| crate::error::read_error(&error));
-        self.store.read(read).map_err(|error| BackendError(error.to_string()))
+    fn read<T>(&self, database: &DatabaseId, read: impl FnOnce(&RocksStore) -> Result<T, StoreError>) -> Result<T, BackendError> {
+        let shard = self.0.of(database).ok_or_else(|| BackendError(ReadError::Closed.to_string()))?;
+        shard.read(read).map_err(|error| BackendError(error.to_string()))
     }
 }
 
 impl Backend for EngineBackend {
     async fn deliver(&self, database: DatabaseId, blocks: Vec<Block>, source: Source) -> Result<Delivery, WriteError> {
-        self.engine.deliver(database, blocks, source).await
+        let shard = self.0.of(&database).ok_or(WriteError::Closed)?;
+        shard.engine.deliver(database, blocks, source).await
     }
 
     async fn stage(&self, database: DatabaseId, write: SnapshotWrite) -> Result<(), WriteError> {
-        self.engine.stage(database, write).await
+        let shard = self.0.of(&database).ok_or(WriteError::Closed)?;
+        shard.engine.stage(database, write).await
     }
 
     fn read_range(&self, database: &DatabaseId, task: &RangeTask) -> Result<RangeRead, BackendError> {
-        self.read(|store| read_range(&store.snapshot(database)?, task))
+        self.read(database, |store| read_range(&store.snapshot(database)?, task))
     }
 
     type View = RocksStanding;
 
     fn view(&self, database: &DatabaseId) -> Result<RocksStanding, BackendError> {
-        let store = self.store.read(|store| Ok(store.clone())).map_err(|error| BackendError(error.to_string()))?;
+        let store = self.read(database, |store| Ok(store.clone()))?;
         StandingRocks::open(store, *database).map(RocksStanding).map_err(|error| BackendError(error.to_string()))
     }
 }
@@ -99,16 +100,42 @@ impl LogSource for EngineBackend {
         max_bytes: usize,
         skip: &dyn Fn(&Dot) -> bool,
     ) -> Result<LogChunk, BackendError> {
-        self.read(|store| store.read_log(database, from, max_bytes, skip))
+        self.read(database, |store| store.read_log(database, from, max_bytes, skip))
     }
 
     fn revision_of(&self, database: &DatabaseId, dot: &Dot) -> Result<Option<u64>, BackendError> {
-        self.read(|store| store.revision_of(database, dot))
+        self.read(database, |store| store.revision_of(database, dot))
     }
 }
 
-impl NewsSource for NewsFeed {
+/// The news of all engines of a node.
+#[derive(Debug)]
+pub(crate) struct AllNews(Vec<NewsFeed>);
+
+impl AllNews {
+    pub(crate) fn of(shards: &Shards) -> Self {
+        Self(shards.all().iter().map(|shard| shard.engine.news()).collect())
+    }
+}
+
+impl NewsSource for AllNews {
+    /// Ends with the last engine.
     async fn next(&mut self) -> Option<Vec<News>> {
-        NewsFeed::next(self).await
+        loop {
+            let (news, at) = match self.0.as_mut_slice() {
+                [] => return None,
+                [only] => (only.next().await, 0),
+                all => {
+                    let (news, at, _) = select_all(all.iter_mut().map(|feed| Box::pin(feed.next()))).await;
+                    (news, at)
+                }
+            };
+            if news.is_some() {
+                // Whoever was heard is asked last next time, so that a busy engine keeps no other one waiting.
+                self.0.rotate_left(at + 1);
+                return news;
+            }
+            self.0.remove(at);
+        }
     }
 }

@@ -11,9 +11,10 @@ use crate::database::Database;
 use crate::engine::history::{Known, Plan, Unsafe, plan};
 use crate::engine::port::WriteError;
 use crate::engine::shared::Shared;
-use crate::error::{ReadError, read_error};
+use crate::error::ReadError;
 use crate::limits::{COMPACT_PIECE_BLOCKS, HISTORY_MAX_BYTES, RECLAIM_BYTES};
 use crate::node;
+use crate::shards::Shard;
 use crate::store::Reclaim;
 
 /// Longest pause between two pieces, and between two looks that a full history asks for.
@@ -91,12 +92,13 @@ impl Database {
         mut progress: impl FnMut(CompactProgress) + Send,
     ) -> Result<Compacted, CompactError> {
         let (node, shared) = (self.node(), self.shared());
-        run(node, self.id(), shared, options, Reclaim::Everything, &mut progress).await
+        run(node, self.shard(), self.id(), shared, options, Reclaim::Everything, &mut progress).await
     }
 }
 
 async fn run(
     node: &Arc<node::Inner>,
+    place: &Arc<Shard>,
     id: DatabaseId,
     shared: &Arc<Shared>,
     options: &CompactOptions,
@@ -107,16 +109,16 @@ async fn run(
     let before = shared.figures().meta;
     // Nobody else waits for own buffered writes to reach the disk, but other nodes keep them until they have.
     if shared.history().synced != before.revision {
-        node.engine.sync().await?;
+        place.engine.sync().await?;
         shared.history().synced = before.revision;
     }
-    let (plan, needed) = look(node, id, shared, options).await?;
+    let (plan, needed) = look(node, place, id, shared, options).await?;
     let mut done = Compacted { log_floor: before.log_floor, ..Compacted::default() };
     let mut busy = Duration::ZERO;
     while done.log_floor < plan.through {
         progress(CompactProgress::Dropping { blocks: done.blocks, of: plan.blocks });
         let begun = clock::now();
-        let piece = node.engine.truncate(id, plan.through, COMPACT_PIECE_BLOCKS).await?;
+        let piece = place.engine.truncate(id, plan.through, COMPACT_PIECE_BLOCKS).await?;
         done.blocks += piece.blocks as u64;
         done.bytes += piece.bytes;
         done.log_floor = piece.log_floor;
@@ -144,8 +146,8 @@ async fn run(
     };
     if let Some(reclaim) = rewrite {
         progress(CompactProgress::Rewriting);
-        let store = node.store.clone();
-        blocking(move || store.read(|store| store.reclaim(&id, reclaim).map_err(|error| read_error(&error)))).await?;
+        let place = Arc::clone(place);
+        blocking(move || place.read(|store| store.reclaim(&id, reclaim))).await?;
     }
     Ok(Compacted { kept_bytes: shared.figures().meta.history_bytes, unsafe_bytes, ..done })
 }
@@ -153,6 +155,7 @@ async fn run(
 /// Looks at the log: what may go, and how many other nodes must have it.
 async fn look(
     node: &Arc<node::Inner>,
+    place: &Arc<Shard>,
     id: DatabaseId,
     shared: &Arc<Shared>,
     options: &CompactOptions,
@@ -167,17 +170,14 @@ async fn look(
     let (peers, pinned) = (node.holders(id).await, node.pinned(id).await);
     let needed = if options.alone { 0 } else { limits.holders };
     let max_bytes = options.max_bytes.or(limits.max_bytes);
-    let store = node.store.clone();
+    let place = Arc::clone(place);
     let plan = blocking(move || {
-        store.read(|store| {
-            let read = || {
-                let rows = store.stats(&id)?.rows;
-                let max_bytes = max_bytes.unwrap_or_else(|| rows.max(HISTORY_MAX_BYTES));
-                let history_bytes = meta.history_bytes;
-                let known = Known { peers: &peers, holders: needed, aged, history_bytes, max_bytes, pinned };
-                plan(store.view(&id)?.log(0), &known)
-            };
-            read().map_err(|error| read_error(&error))
+        place.read(|store| {
+            let rows = store.stats(&id)?.rows;
+            let max_bytes = max_bytes.unwrap_or_else(|| rows.max(HISTORY_MAX_BYTES));
+            let history_bytes = meta.history_bytes;
+            let known = Known { peers: &peers, holders: needed, aged, history_bytes, max_bytes, pinned };
+            plan(store.view(&id)?.log(0), &known)
         })
     });
     Ok((plan.await?, needed))
@@ -208,12 +208,13 @@ pub(crate) fn schedule(node: &Arc<node::Inner>) {
 }
 
 async fn look_at_all(node: &Weak<node::Inner>) -> Option<()> {
-    let databases = node.upgrade()?.engine.open_databases();
+    let databases = node.upgrade()?.shards.open_databases();
     for id in databases {
         let node = node.upgrade()?;
         // Closed meanwhile, perhaps.
-        let Some(shared) = node.engine.shared(&id) else { continue };
-        match run(&node, id, &shared, &CompactOptions::default(), Reclaim::History, &mut |_| {}).await {
+        let Some(place) = node.shards.of(&id) else { continue };
+        let Some(shared) = place.engine.shared(&id) else { continue };
+        match run(&node, place, id, &shared, &CompactOptions::default(), Reclaim::History, &mut |_| {}).await {
             Ok(Compacted { blocks: 0, .. })
             | Err(CompactError::Write(WriteError::Closed) | CompactError::Read(ReadError::Closed)) => {}
             Ok(done) => tracing::debug!(database = %id, blocks = done.blocks, bytes = done.bytes, "history was dropped"),

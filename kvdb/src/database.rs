@@ -16,6 +16,7 @@ use crate::error::{CloseError, ReadAtError, ReadError, WaitError, read_error};
 use crate::limits::{MAX_LIST_STREAMS, MAX_PAGE_BYTES, MAX_PAGE_ITEMS};
 use crate::list::{Entry, ListItem, ListOptions, Page, visible, walk};
 use crate::node;
+use crate::shards::Shard;
 use crate::store::{RocksStore, RocksView};
 use crate::stream::ListStream;
 use crate::watch::Position;
@@ -32,6 +33,7 @@ struct Inner {
     name: DatabaseName,
     id: DatabaseId,
     shared: Arc<Shared>,
+    place: Arc<Shard>,
     node: Arc<node::Inner>,
 }
 
@@ -68,8 +70,14 @@ pub struct DatabaseStats {
 }
 
 impl Database {
-    pub(crate) fn new(name: DatabaseName, id: DatabaseId, shared: Arc<Shared>, node: Arc<node::Inner>) -> Self {
-        Self(Arc::new(Inner { name, id, shared, node }))
+    pub(crate) fn new(
+        name: DatabaseName,
+        id: DatabaseId,
+        shared: Arc<Shared>,
+        place: Arc<Shard>,
+        node: Arc<node::Inner>,
+    ) -> Self {
+        Self(Arc::new(Inner { name, id, shared, place, node }))
     }
 
     /// The name.
@@ -137,7 +145,7 @@ impl Database {
         }
         self.0.node.admit(&self.0.shared)?;
         let durability = batch.durability.unwrap_or(self.0.node.durability);
-        let written = self.0.node.engine.write(self.0.id, batch.ops, batch.request, durability).await;
+        let written = self.0.place.engine.write(self.0.id, batch.ops, batch.request, durability).await;
         written.map_err(|error| self.unwritten(error))
     }
 
@@ -284,7 +292,7 @@ impl Database {
     /// # Errors
     /// See [`WriteError`].
     pub async fn sync(&self) -> Result<(), WriteError> {
-        self.0.node.engine.sync().await
+        self.0.place.engine.sync().await
     }
 
     /// Closes the database on this node, for all handles: it is no longer replicated until it is opened again.
@@ -292,8 +300,8 @@ impl Database {
     /// # Errors
     /// When the last sync failed; the database is closed all the same.
     pub async fn close(&self) -> Result<(), CloseError> {
-        let synced = self.0.node.engine.sync().await;
-        match self.0.node.engine.close_database(self.0.id).await.and(synced) {
+        let synced = self.0.place.engine.sync().await;
+        match self.0.place.engine.close_database(self.0.id).await.and(synced) {
             Ok(()) | Err(WriteError::Closed) => Ok(()),
             Err(error) => Err(CloseError::Sync(error)),
         }
@@ -308,6 +316,10 @@ impl Database {
         &self.0.shared
     }
 
+    pub(crate) fn shard(&self) -> &Arc<Shard> {
+        &self.0.place
+    }
+
     pub(crate) fn node(&self) -> &Arc<node::Inner> {
         &self.0.node
     }
@@ -318,7 +330,7 @@ impl Database {
     }
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&RocksStore) -> Result<T, ReadError>) -> Result<T, ReadError> {
-        if self.is_closed() || self.0.shared.is_dropped() { Err(self.gone()) } else { self.0.node.store.read(read) }
+        if self.is_closed() || self.0.shared.is_dropped() { Err(self.gone()) } else { self.0.place.store.read(read) }
     }
 
     /// Why a database that is not open any more cannot be read.

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 pub use crate::engine::port::WriteError;
 use crate::net::NetworkError;
+use crate::shards::PlaceError;
 use crate::store::StoreOpenError;
 
 /// Why a node could not be opened. Nothing was changed, unless the text says so.
@@ -25,6 +26,48 @@ pub enum OpenError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
+    /// A data directory of this node has lost its store: a disk is not mounted, most likely.
+    #[error("the data directory {directory:?} had a store and has none now; is its disk mounted?")]
+    NoStore {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A data directory of this node is not configured any more, or another store has taken its place: its databases
+    /// would be taken for absent.
+    #[error(
+        "the data directory {directory:?} belongs to this node, but is not configured, or holds another store now; to give \
+         its databases up, take it out of the configuration and delete {notes:?}"
+    )]
+    MissingDirectory {
+        /// The directory as it was configured.
+        directory: PathBuf,
+        /// The file that knows of it.
+        notes: PathBuf,
+    },
+    /// One directory is configured twice.
+    #[error("the data directory {path:?} is given twice")]
+    SameDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Too many data directories.
+    #[error("{count} data directories are given, the limit is {limit}")]
+    TooManyDirectories {
+        /// How many.
+        count: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The notes of which database is in which data directory cannot be read or written.
+    #[error(
+        "the notes of the data directories, {path:?}, cannot be used: {reason}; if all directories are sound, delete the file"
+    )]
+    Notes {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// The identity file is damaged or of another kind.
     #[error("the identity file {path} cannot be used: {reason}")]
     Identity {
@@ -57,6 +100,14 @@ pub enum OpenDatabaseError {
     /// The node is closed.
     #[error("the node is closed")]
     Closed,
+    /// It lives in a data directory that could not be opened; nothing was made in its place.
+    #[error("the database is in {directory:?}, which could not be opened: {cause}")]
+    Unavailable {
+        /// The directory.
+        directory: PathBuf,
+        /// Why it could not be opened.
+        cause: String,
+    },
     /// The store could not read or write.
     #[error("the database cannot be opened: {cause}")]
     Store {
@@ -75,6 +126,14 @@ pub enum DropError {
     /// The node is closed.
     #[error("the node is closed")]
     Closed,
+    /// It lives in a data directory that could not be opened.
+    #[error("the database is in {directory:?}, which could not be opened: {cause}")]
+    Unavailable {
+        /// The directory.
+        directory: PathBuf,
+        /// Why it could not be opened.
+        cause: String,
+    },
     /// The store could not read or write: the database is closed, and may be dropped or not.
     #[error("the database cannot be dropped: {cause}")]
     Store {
@@ -143,6 +202,28 @@ pub enum CloseError {
     /// The last sync failed: buffered writes may be lost at a power failure.
     #[error("the last sync failed: {0}")]
     Sync(WriteError),
+}
+
+impl From<PlaceError> for OpenDatabaseError {
+    fn from(error: PlaceError) -> Self {
+        match error {
+            PlaceError::Read(ReadError::Closed) => Self::Closed,
+            PlaceError::Unavailable { directory, cause } => Self::Unavailable { directory, cause },
+            PlaceError::Read(error) => Self::Store { cause: error.to_string() },
+            PlaceError::Notes(cause) => Self::Store { cause },
+        }
+    }
+}
+
+impl From<PlaceError> for DropError {
+    fn from(error: PlaceError) -> Self {
+        match error {
+            PlaceError::Read(ReadError::Closed) => Self::Closed,
+            PlaceError::Unavailable { directory, cause } => Self::Unavailable { directory, cause },
+            PlaceError::Read(error) => Self::Store { cause: error.to_string() },
+            PlaceError::Notes(cause) => Self::Store { cause },
+        }
+    }
 }
 
 pub(crate) fn read_error<E: std::error::Error>(error: &E) -> ReadError {

@@ -111,6 +111,13 @@ pub const DROP_PIECE_RECORDS: usize = 1_024;
 /// Generations of a dropped name that peers are told of; of older ones nobody speaks any more.
 pub const MAX_DROPPED_GENERATIONS: u64 = 16;
 
+/// Most data directories of one node.
+pub const MAX_SHARDS: usize = 16;
+/// Bytes of live data and history that count as one step when the least loaded data directory is looked for.
+pub const SHARD_LOAD_BYTES: u64 = 64 << 20;
+/// Lines added to the notes of the data directories after which they are written anew, if they are no longer than that.
+pub const MAX_SHARD_NOTES: usize = 65_536;
+
 /// A node whose bootstrap peers do not answer counts as caught up after this time.
 pub const CAUGHT_UP_GRACE: Duration = Duration::from_secs(10);
 

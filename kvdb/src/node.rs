@@ -1,27 +1,27 @@
 //! A node: one process's identity, store and network.
 
-use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crdt::{DatabaseId, DatabaseName, Digest, Durability, Meta, VersionVector};
+use crdt::{DatabaseId, DatabaseName, Digest, Durability, VersionVector};
 use libp2p::{Multiaddr, PeerId};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
-use crate::backend::{EngineBackend, StoreSlot};
+use crate::backend::{AllNews, EngineBackend};
 use crate::clock;
 use crate::database::Database;
-use crate::engine::EngineHandle;
 use crate::engine::port::WriteError;
 use crate::engine::shared::Shared;
-use crate::error::{CloseError, DropError, OpenDatabaseError, OpenError, ReadError, read_error};
+use crate::error::{CloseError, DropError, OpenDatabaseError, OpenError, ReadError};
 use crate::identity;
 use crate::limits::{CAUGHT_UP_GRACE, MAX_LIST_STREAMS, MAX_OPEN_DATABASES, MAX_WATCHERS};
 use crate::net::{DialError, NetHandle, PeerStatus};
 use crate::options::{HistoryOptions, NodeOptions};
 use crate::remembered;
-use crate::store::{DiskUse, RocksStore, StoreError};
+use crate::shards::{PlaceError, Shards, Stores};
+use crate::store::{DatabaseRecord, DiskUse, RocksStore, StoreId};
 use crate::upkeep::Upkeep;
 
 /// A running node. Cloning is cheap. [`Node::close`] stops it cleanly; it also stops when the last handle of it and of its
@@ -34,8 +34,7 @@ pub struct Node(Arc<Inner>);
 pub(crate) struct Inner {
     peer_id: PeerId,
     signer: Identity,
-    pub(crate) store: StoreSlot,
-    pub(crate) engine: EngineHandle<RocksStore>,
+    pub(crate) shards: Arc<Shards>,
     net: Option<NetHandle>,
     /// Whether bootstrap peers are configured.
     expects_peers: bool,
@@ -115,8 +114,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.upkeep.abort();
         // The network ends when the engine's news do.
-        self.engine.stop();
-        self.store.release();
+        self.shards.stop();
     }
 }
 
@@ -137,12 +135,31 @@ pub struct DatabaseInfo {
     pub digest: Digest,
     /// Blocks merged here.
     pub revision: u64,
+    /// The data directory that it is in.
+    pub directory: PathBuf,
+    /// Why it cannot be opened, if its directory could not be; its figures are then not known, and zero.
+    pub unavailable: Option<String>,
+}
+
+/// One data directory of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardStatus {
+    /// The directory.
+    pub directory: PathBuf,
+    /// The id of the store in it: another id is another copy.
+    pub store_id: StoreId,
+    /// Databases open.
+    pub open_databases: usize,
+    /// Why its store refuses writes, if it does.
+    pub poisoned: Option<String>,
+    /// Why it could not be opened, if it could not; its databases answer so, and the others are served.
+    pub unavailable: Option<String>,
 }
 
 /// Figures of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// Why writes are refused, if they are.
+    /// Why writes are refused, if they are: by one of the stores, of which `shards` tells more.
     pub poisoned: Option<String>,
     /// Bytes of writes and received blocks that wait for the engine.
     pub waiting_bytes: usize,
@@ -153,6 +170,8 @@ pub struct NodeStatus {
     /// Whether reads can be taken for complete as far as this node knows: no connected peer has what is lacking here,
     /// and one has been compared with, unless none is configured or none answered for [`CAUGHT_UP_GRACE`].
     pub caught_up: bool,
+    /// The data directories.
+    pub shards: Vec<ShardStatus>,
 }
 
 impl Node {
@@ -162,7 +181,7 @@ impl Node {
     /// See [`OpenError`]. A directory that another process has open, that cannot be written, that has a newer format or
     /// that is damaged is left as it was.
     pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
-        let NodeOptions { data_dir, store, network, durability, history, expiry_grace: grace } = options;
+        let NodeOptions { data_dir, directories, store, network, durability, history, expiry_grace: grace } = options;
         // First what may be wrong or taken, so that nothing is made in vain.
         if let Some(network) = &network {
             network.check()?;
@@ -171,37 +190,31 @@ impl Node {
         let opened = tokio::task::spawn_blocking(move || {
             let directory = |source| OpenError::Directory { path: data_dir.clone(), source };
             std::fs::create_dir_all(&data_dir).map_err(directory)?;
-            let store = RocksStore::open(&data_dir.join("store"), &store)?;
+            let stores = Stores::open(&data_dir, &directories, &store)?;
             let keypair = identity::load_or_create(&data_dir)?;
             let signer = identity::signer(&keypair)
                 .ok_or_else(|| OpenError::Identity { path: data_dir.clone(), reason: "it is not an ed25519 key".to_owned() })?;
-            Ok::<_, OpenError>((store, keypair, signer))
+            let signer: Arc<dyn crdt::Signer + Send + Sync> = Arc::new(signer);
+            Ok::<_, OpenError>((stores.start(&signer)?, keypair, signer))
         });
-        let (store, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;
-        let signer: Arc<dyn crdt::Signer + Send + Sync> = Arc::new(signer);
-        let engine = EngineHandle::start(store.clone(), Arc::clone(&signer)).map_err(OpenError::Thread)?;
-        let peer_id = keypair.public().to_peer_id();
-        let store = StoreSlot::new(store);
-        let backend = EngineBackend::new(engine.clone(), store.clone());
+        let (shards, keypair, signer) = opened.await.map_err(|error| OpenError::Thread(error.into()))??;
+        let (shards, peer_id) = (Arc::new(shards), keypair.public().to_peer_id());
+        let backend = EngineBackend::new(Arc::clone(&shards));
         let listeners = network.as_ref().map_or(0, |network| network.listeners().count());
         let expects_peers = network.as_ref().is_some_and(|network| !network.bootstrap.is_empty());
-        let start = |network| crate::net::spawn(&network, &keypair, backend, engine.news());
-        let net = network.map(start).transpose().inspect_err(|_| {
-            engine.stop();
-            store.release();
-        })?;
+        let start = |network| crate::net::spawn(&network, &keypair, backend, AllNews::of(&shards));
+        let net = network.map(start).transpose().inspect_err(|_| shards.stop())?;
         if let Some(net) = &net {
             net.listening(listeners).await;
             tokio::spawn(remembered::run(net.clone(), home));
         }
-        let upkeep = Upkeep { me: peer_id, store: store.clone(), engine: engine.clone(), net: net.clone(), grace };
+        let upkeep = Upkeep { me: peer_id, shards: Arc::clone(&shards), net: net.clone(), grace };
         let upkeep = tokio::spawn(upkeep.run()).abort_handle();
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
             peer_id,
             signer: Identity(signer),
-            store,
-            engine,
+            shards,
             net,
             expects_peers,
             opened: clock::now(),
@@ -215,8 +228,7 @@ impl Node {
         });
         crate::compact::schedule(&node);
         if let Some(net) = &node.net {
-            let dropped = node.store.read(|store| store.dropped().map_err(|error| read_error(&error)));
-            net.dropped(dropped.unwrap_or_default()).await;
+            net.dropped(node.shards.dropped().unwrap_or_default()).await;
         }
         // What a crash has left.
         remove_dropped(&node);
@@ -281,27 +293,21 @@ impl Node {
     pub async fn database(&self, name: &DatabaseName) -> Result<Database, OpenDatabaseError> {
         // Nothing is dropped between the look into the catalogue and the opening.
         let _one = self.0.lifecycle.lock().await;
-        let (inner, wanted, open) = (Arc::clone(&self.0), name.clone(), self.0.engine.open_databases());
-        let record = tokio::task::spawn_blocking(move || {
-            inner.store.read(|store| {
-                let known = store.find_database(&wanted).map_err(|error| read_error(&error))?;
-                if open.len() >= MAX_OPEN_DATABASES && known.is_none_or(|record| !open.contains(&record.id)) {
-                    return Ok(None);
-                }
-                store.open_database(&wanted).map(Some).map_err(|error| read_error(&error))
-            })
+        let (shards, wanted, open) = (Arc::clone(&self.0.shards), name.clone(), self.0.shards.open_databases());
+        let found = tokio::task::spawn_blocking(move || {
+            let is_open = |(_, record): &(_, DatabaseRecord)| open.contains(&record.id);
+            if open.len() >= MAX_OPEN_DATABASES && !shards.find(&wanted)?.as_ref().is_some_and(is_open) {
+                return Ok(None);
+            }
+            shards.find_or_make(&wanted).map(Some)
         });
-        let record = record.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })?;
-        let record = record.map_err(|error| match error {
-            ReadError::Closed => OpenDatabaseError::Closed,
-            error => OpenDatabaseError::Store { cause: error.to_string() },
-        })?;
-        let record = record.ok_or(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES })?;
-        let shared = self.0.engine.open(record.id).await.map_err(|error| match error {
+        let found = found.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })??;
+        let (place, record) = found.ok_or(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES })?;
+        let shared = place.engine.open(record.id).await.map_err(|error| match error {
             WriteError::Closed => OpenDatabaseError::Closed,
             error => OpenDatabaseError::Store { cause: error.to_string() },
         })?;
-        Ok(Database::new(name.clone(), record.id, shared, Arc::clone(&self.0)))
+        Ok(Database::new(name.clone(), record.id, shared, place, Arc::clone(&self.0)))
     }
 
     /// Drops a database on this node: its name is free at once, its data are removed in the background. Handles, streams
@@ -334,17 +340,7 @@ impl Node {
     /// # Errors
     /// When the store cannot read.
     pub fn databases_after(&self, after: Option<&DatabaseName>, limit: usize) -> Result<Vec<DatabaseInfo>, ReadError> {
-        let open: BTreeSet<DatabaseId> = self.0.engine.open_databases().into_iter().collect();
-        let infos = |store: &RocksStore| {
-            let records = store.databases_after(after, limit)?;
-            let info = |record: crate::store::DatabaseRecord| {
-                let Meta { keys, digest, revision, .. } = store.meta(&record.id)?;
-                let open = open.contains(&record.id);
-                Ok(DatabaseInfo { name: record.name, id: record.id, generation: record.generation, open, keys, digest, revision })
-            };
-            records.into_iter().map(info).collect::<Result<Vec<_>, StoreError>>()
-        };
-        self.0.store.read(|store| infos(store).map_err(|error| read_error(&error)))
+        self.0.shards.databases_after(after, limit)
     }
 
     /// Whether a database is in the catalogue, open or not.
@@ -352,7 +348,12 @@ impl Node {
     /// # Errors
     /// When the store cannot read.
     pub fn has_database(&self, name: &DatabaseName) -> Result<bool, ReadError> {
-        self.0.store.read(|store| store.has_database(name).map_err(|error| read_error(&error)))
+        match self.0.shards.find(name) {
+            Ok(found) => Ok(found.is_some()),
+            Err(PlaceError::Unavailable { .. }) => Ok(true),
+            Err(PlaceError::Read(error)) => Err(error),
+            Err(PlaceError::Notes(cause)) => Err(ReadError::Store { cause }),
+        }
     }
 
     /// What uses the disk. May wait for it.
@@ -360,17 +361,18 @@ impl Node {
     /// # Errors
     /// When the store's directory cannot be read.
     pub fn disk_use(&self) -> Result<DiskUse, ReadError> {
-        self.0.store.read(|store| store.disk_use().map_err(|error| read_error(&error)))
+        self.0.shards.disk_use()
     }
 
     /// Figures of the node.
     pub fn status(&self) -> NodeStatus {
         NodeStatus {
-            poisoned: self.0.engine.poison(),
-            waiting_bytes: self.0.engine.waiting_bytes(),
-            open_databases: self.0.engine.open_databases().len(),
+            poisoned: self.0.shards.poison(),
+            waiting_bytes: self.0.shards.waiting_bytes(),
+            open_databases: self.0.shards.open_databases().len(),
             watchers: MAX_WATCHERS.saturating_sub(self.0.watchers.available_permits()),
             caught_up: self.0.caught_up(),
+            shards: self.0.shards.status(),
         }
     }
 
@@ -384,35 +386,31 @@ impl Node {
         if let Some(net) = &self.0.net {
             net.close().await;
         }
-        let closed = self.0.engine.close().await.map_err(CloseError::Sync);
-        self.0.store.release();
+        let closed = self.0.shards.close().await.map_err(CloseError::Sync);
+        self.0.shards.release();
         closed
     }
 }
 
 async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropError> {
     let _one = node.lifecycle.lock().await;
-    let failed = |error: ReadError| match error {
-        ReadError::Closed => DropError::Closed,
-        error => DropError::Store { cause: error.to_string() },
-    };
-    let found = node.store.read(|store| store.find_database(&name).map_err(|error| read_error(&error))).map_err(failed)?;
-    let record = found.ok_or_else(|| DropError::NotFound(name.clone()))?;
-    let shared = node.engine.shared(&record.id);
+    let found = node.shards.find(&name)?;
+    let (place, record) = found.ok_or_else(|| DropError::NotFound(name.clone()))?;
+    let shared = place.engine.shared(&record.id);
     if let Some(shared) = &shared {
         shared.set_dropped();
     }
     // Closed first: no turn may write what is nobody's.
-    let closed = node.engine.close_database(record.id).await.map_err(|error| match error {
+    let closed = place.engine.close_database(record.id).await.map_err(|error| match error {
         WriteError::Closed => DropError::Closed,
         error => DropError::Store { cause: error.to_string() },
     });
     let dropped = match closed {
         Ok(()) => {
-            let store = node.store.clone();
-            let unlink = move || store.read(|store| store.drop_database(&name).map_err(|error| read_error(&error)));
-            let unlinked = tokio::task::spawn_blocking(unlink).await;
-            unlinked.unwrap_or_else(|error| Err(ReadError::Store { cause: error.to_string() })).map_err(failed)
+            let shards = Arc::clone(&node.shards);
+            let unlinked = tokio::task::spawn_blocking(move || shards.unlink(&place, &name)).await;
+            let failed = |error: tokio::task::JoinError| Err(ReadError::Store { cause: error.to_string() }.into());
+            unlinked.unwrap_or_else(failed).map_err(DropError::from)
         }
         Err(error) => Err(error),
     };
@@ -429,11 +427,12 @@ async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropE
     Ok(())
 }
 
-/// Removes the data of dropped databases in the background.
+/// Removes the data of dropped databases in the background, in each directory on its own.
 fn remove_dropped(node: &Inner) {
-    let store = node.store.clone();
-    tokio::task::spawn_blocking(move || match store.read(|store| store.remove_dropped().map_err(|error| read_error(&error))) {
-        Ok(()) | Err(ReadError::Closed) => {}
-        Err(error) => tracing::warn!(%error, "the data of a dropped database are still there; the next start removes them"),
-    });
+    for shard in node.shards.all().iter().map(Arc::clone) {
+        tokio::task::spawn_blocking(move || match shard.read(RocksStore::remove_dropped) {
+            Ok(()) | Err(ReadError::Closed) => {}
+            Err(error) => tracing::warn!(%error, "the data of a dropped database are still there; the next start removes them"),
+        });
+    }
 }

@@ -16,6 +16,10 @@ pub use crate::store::{LossPolicy, StoreOptions};
 pub struct NodeOptions {
     /// Where identity and store live; made when it is not there. One process at a time can have it open.
     pub data_dir: PathBuf,
+    /// Further data directories, on other disks, each with a store of its own: a new database goes to the least loaded
+    /// one and stays there. At most [`crate::limits::MAX_SHARDS`] with `data_dir`. None unless set. One may be added at any
+    /// time; one that has databases cannot simply be left out again.
+    pub directories: Vec<PathBuf>,
     /// Memory and files of the store.
     pub store: StoreOptions,
     /// The network; `None` for a node that speaks to nobody.
@@ -35,12 +39,20 @@ impl NodeOptions {
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
+            directories: Vec::new(),
             store: StoreOptions::default(),
             network: None,
             durability: Durability::Sync,
             history: HistoryOptions::default(),
             expiry_grace: EXPIRY_GRACE,
         }
+    }
+
+    /// With further data directories.
+    #[must_use]
+    pub fn directories(mut self, directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.directories = directories.into_iter().collect();
+        self
     }
 
     /// With a network.

@@ -14,5 +14,6 @@ mod library;
 mod networks;
 mod node;
 mod replication;
+mod shards;
 mod snapshot;
 mod watch;

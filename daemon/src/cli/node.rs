@@ -22,6 +22,11 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     ];
     lines.extend(items(&status, "listen").map(|address| format!("listens on {}", plain(address))));
     lines.extend(status.get("poisoned").and_then(Value::as_str).map(|cause| format!("REFUSES WRITES: {cause}")));
+    let directories: Vec<&Value> = items(&status, "directories").collect();
+    let shown = directories
+        .iter()
+        .filter(|directory| directories.len() > 1 || directory.get("unavailable").is_some_and(Value::is_string));
+    lines.extend(shown.map(|directory| directory_line(directory)));
     if let Some(disk) = status.get("disk") {
         let kinds = ["live_bytes", "history_bytes", "engine_bytes"].map(|kind| format!("{kind}={}", word(disk, kind)));
         lines.push(format!("disk {}", kinds.join(" ")));
@@ -29,6 +34,15 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     lines.extend(items(&status, "databases").map(database_line));
     lines.extend(items(&status, "peers").map(peer_line));
     print(&lines.join("\n"))
+}
+
+fn directory_line(directory: &Value) -> String {
+    let failure = [("unavailable", "NOT OPENED"), ("poisoned", "REFUSES WRITES")].into_iter().find_map(|(field, what)| {
+        let cause = directory.get(field)?.as_str()?;
+        Some(format!(" {what}: {cause}"))
+    });
+    let (path, open) = (word(directory, "directory"), word(directory, "open_databases"));
+    format!("directory {path} open_databases={open}{}", failure.unwrap_or_default())
 }
 
 fn database_line(database: &Value) -> String {
@@ -81,7 +95,14 @@ pub(super) fn drop_database(args: &DropArgs) -> Result<(), Failure> {
 pub(super) fn databases(args: &ShowArgs) -> Result<(), Failure> {
     let all = catalogue(&Client::new(&args.server)?)?;
     let line = |database: &Value| {
-        let state = if database.get("open").and_then(Value::as_bool) == Some(true) { "open" } else { "closed" };
+        let is = |field: &str| database.get(field).is_some_and(|value| value.is_string() || value.as_bool() == Some(true));
+        let state = if is("unavailable") {
+            "UNAVAILABLE"
+        } else if is("open") {
+            "open"
+        } else {
+            "closed"
+        };
         let fields = ["keys", "digest", "revision", "id"].map(|field| format!("{field}={}", word(database, field)));
         format!("database {} {state} {}\n", word(database, "name"), fields.join(" "))
     };

@@ -84,6 +84,8 @@ impl std::fmt::Debug for RawP2p {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawStore {
+    /// Further data directories.
+    pub directories: Option<Vec<PathBuf>>,
     /// Block cache.
     pub block_cache_mib: Option<u64>,
     /// Write buffers.
@@ -153,6 +155,9 @@ pub struct RunFlags {
     /// Seconds between announcements
     #[arg(long, env = "KVDB_P2P_REBROADCAST_SECONDS", value_name = "SECONDS")]
     p2p_rebroadcast_seconds: Option<u64>,
+    /// Further data directories on other disks, separated by commas
+    #[arg(long, env = "KVDB_STORE_DIRECTORIES", value_delimiter = ',', value_name = "DIR")]
+    store_directories: Option<Vec<PathBuf>>,
     /// Memory for recently read data
     #[arg(long, env = "KVDB_STORE_BLOCK_CACHE_MIB", value_name = "MIB")]
     store_block_cache_mib: Option<u64>,
@@ -219,6 +224,9 @@ impl RunFlags {
                 rebroadcast_seconds: self.p2p_rebroadcast_seconds,
             },
             store: RawStore {
+                directories: self
+                    .store_directories
+                    .map(|all| all.into_iter().filter(|dir| !dir.as_os_str().is_empty()).collect()),
                 block_cache_mib: self.store_block_cache_mib,
                 write_buffer_mib: self.store_write_buffer_mib,
                 max_wal_mib: self.store_max_wal_mib,
@@ -256,7 +264,8 @@ impl Raw {
             let line = error.span().map_or(1, |span| 1 + text.bytes().take(span.start).filter(|b| *b == b'\n').count());
             format!("line {line}: {}", error.message().replace('\n', " "))
         })?;
-        for path in [&mut raw.data_dir, &mut raw.p2p.network_key_file].into_iter().flatten() {
+        let several = raw.store.directories.iter_mut().flatten();
+        for path in [&mut raw.data_dir, &mut raw.p2p.network_key_file].into_iter().flatten().chain(several) {
             *path = base.join(&path);
         }
         Ok(raw)
@@ -288,6 +297,7 @@ impl Raw {
                 rebroadcast_seconds: self.p2p.rebroadcast_seconds.or(lower.p2p.rebroadcast_seconds),
             },
             store: RawStore {
+                directories: self.store.directories.or(lower.store.directories),
                 block_cache_mib: self.store.block_cache_mib.or(lower.store.block_cache_mib),
                 write_buffer_mib: self.store.write_buffer_mib.or(lower.store.write_buffer_mib),
                 max_wal_mib: self.store.max_wal_mib.or(lower.store.max_wal_mib),

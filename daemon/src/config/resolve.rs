@@ -16,6 +16,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::raw::{Raw, RawHistory, RawHttp, RawP2p, RawStore, RawToken};
 use crate::limits::{MAX_HISTORY_HOLDERS, MAX_HISTORY_SECONDS, MAX_SIZE_MIB, MIN_TOKEN_BYTES, REBROADCAST_SECONDS};
+use kvdb::limits::MAX_SHARDS;
 
 const DEFAULT_HTTP: &str = "127.0.0.1:7070";
 const DEFAULT_TCP: &str = "/ip4/0.0.0.0/tcp/7071";
@@ -152,11 +153,27 @@ impl Config {
         let http = http(raw.http, &mut faults);
         let network = network(raw.p2p, &mut faults);
         let store = store(&raw.store, &mut faults);
+        let directories = raw.store.directories.unwrap_or_default();
+        if directories.len() >= MAX_SHARDS {
+            faults.add("store.directories", directories.len(), format!("at most {} besides data_dir", MAX_SHARDS - 1));
+        }
+        for (at, directory) in directories.iter().enumerate() {
+            if directory.as_os_str().is_empty()
+                || *directory == data_dir
+                || directories.iter().take(at).any(|other| other == directory)
+            {
+                faults.add(
+                    "store.directories",
+                    directory.display(),
+                    "empty, or given twice; data_dir is one of the directories anyway",
+                );
+            }
+        }
         let history = history(&raw.history, &mut faults);
         if !faults.0.is_empty() {
             return Err(ConfigError(faults.0));
         }
-        let node = NodeOptions { store, network, durability, history, ..NodeOptions::new(data_dir) };
+        let node = NodeOptions { directories, store, network, durability, history, ..NodeOptions::new(data_dir) };
         Ok(Self { node, databases: databases.into_iter().collect(), log, http })
     }
 }

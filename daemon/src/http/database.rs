@@ -32,6 +32,7 @@ fn info(info: &DatabaseInfo) -> Value {
     json!({
         "name": info.name.as_str(), "id": info.id.to_string(), "generation": info.generation, "open": info.open,
         "keys": info.keys, "digest": info.digest.to_string(), "revision": info.revision,
+        "directory": info.directory.display().to_string(), "unavailable": info.unavailable,
     })
 }
 

@@ -124,6 +124,7 @@ impl From<OpenDatabaseError> for Problem {
             OpenDatabaseError::Name(_) => Self::new(Code::BadDatabaseName, detail),
             OpenDatabaseError::TooManyOpen { limit } => Self::new(Code::TooManyDatabases, detail).with_limit(limit),
             OpenDatabaseError::Closed => Self::new(Code::Closed, detail),
+            OpenDatabaseError::Unavailable { .. } => Self::new(Code::DirectoryUnavailable, detail),
             _ => Self::new(Code::Internal, detail),
         }
     }
@@ -135,6 +136,7 @@ impl From<DropError> for Problem {
         match error {
             DropError::NotFound(_) => Self::new(Code::DatabaseNotFound, detail),
             DropError::Closed => Self::new(Code::Closed, detail),
+            DropError::Unavailable { .. } => Self::new(Code::DirectoryUnavailable, detail),
             _ => Self::new(Code::Internal, detail).maybe_written(),
         }
     }

@@ -98,6 +98,21 @@ fn node(app: &App, text: &mut Text) {
         text.metric(name, "gauge", help);
         text.sample(name, "", value);
     }
+    let state = |text: &mut Text, name: &str, help: &str, value: &dyn Fn(&kvdb::ShardStatus) -> bool| {
+        text.metric(name, "gauge", help);
+        for (at, shard) in status.shards.iter().enumerate() {
+            text.sample(name, &format!("directory=\"{at}\""), u64::from(value(shard)));
+        }
+    };
+    state(
+        text,
+        "kvdb_directory_poisoned",
+        "1 when the store of a data directory refuses writes, in the order of the status.",
+        &|shard| shard.poisoned.is_some(),
+    );
+    state(text, "kvdb_directory_unavailable", "1 when a data directory could not be opened.", &|shard| {
+        shard.unavailable.is_some()
+    });
     text.metric("kvdb_network_total", "counter", "Network events since the start, by kind.");
     for (kind, count) in app.node().network_counters() {
         text.sample("kvdb_network_total", &format!("kind=\"{kind}\""), count);

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use kvdb::{Multiaddr, PeerStatus};
+use kvdb::{Multiaddr, PeerStatus, ShardStatus};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -22,6 +22,11 @@ pub(super) fn health(call: Call) -> Result<Response, Problem> {
 pub(super) fn ready(app: &App, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
     let status = app.node().status();
+    let lost = status.shards.iter().find_map(|shard| Some((&shard.directory, shard.unavailable.as_ref()?)));
+    if let Some((directory, cause)) = lost {
+        let detail = format!("{} could not be opened, the other data directories are served: {cause}", directory.display());
+        return Err(Problem::new(Code::DirectoryUnavailable, detail));
+    }
     match status.poisoned {
         Some(cause) => Err(Problem::new(Code::Poisoned, format!("the store refuses writes: {cause}"))),
         None if status.caught_up => Ok(text("ready\n")),
@@ -49,12 +54,19 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
     let document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
         "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes, "caught_up": status.caught_up,
-        "watchers": status.watchers,
+        "watchers": status.watchers, "directories": status.shards.iter().map(shard).collect::<Vec<_>>(),
         "disk": { "live_bytes": disk.live, "history_bytes": disk.history, "engine_bytes": disk.engine },
         "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });
     json(StatusCode::OK, &document)
+}
+
+fn shard(shard: &ShardStatus) -> Value {
+    json!({
+        "directory": shard.directory.display().to_string(), "store_id": shard.store_id.to_string(), "open_databases": shard.open_databases,
+        "poisoned": shard.poisoned, "unavailable": shard.unavailable,
+    })
 }
 
 /// What uses the disk.

@@ -11,6 +11,12 @@ use super::rocks::Inner;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
+impl std::fmt::Display for StoreId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
 /// What a database is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -200,8 +206,14 @@ pub(super) fn after(inner: &Inner, name: Option<&DatabaseName>) -> impl Iterator
     inner.scan(Family::Catalog, start..vec![DATABASE + 1], read_database)
 }
 
-/// Adds a database under a number never used before.
-pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> Result<DatabaseRecord, StoreError> {
+/// The generation that a name has next in this store; 0 if it was never dropped here.
+pub(super) fn next_generation(inner: &Inner, name: &DatabaseName) -> Result<u64, StoreError> {
+    let key = generation_key(name);
+    Ok(inner.get(Family::Catalog, &key, |bytes| read_generation(&key, bytes))?.map_or(0, |(_, next)| next))
+}
+
+/// Adds a database under a number never used before, in a generation not below `at_least`.
+pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId, at_least: u64) -> Result<DatabaseRecord, StoreError> {
     let next = inner.get(Family::Catalog, &[NEXT_NUMBER], |bytes| {
         let mut reader = Reader::record(bytes)?;
         let next = reader.u32()?;
@@ -215,8 +227,7 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId) -> R
     };
     // The last number stays unused: its range would have no end.
     let after = number.checked_add(1).ok_or_else(|| StoreError::NumbersExhausted(name.clone()))?;
-    let key = generation_key(name);
-    let generation = inner.get(Family::Catalog, &key, |bytes| read_generation(&key, bytes))?.map_or(0, |(_, next)| next);
+    let generation = next_generation(inner, name)?.max(at_least);
     let record = DatabaseRecord {
         name: name.clone(),
         id: DatabaseId::of(name, generation),

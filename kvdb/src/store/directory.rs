@@ -89,6 +89,14 @@ impl Directory {
     }
 }
 
+/// Whether a directory has a store that was finished; nothing is made or changed.
+pub(super) fn holds_store(path: &Path) -> Result<bool, StoreOpenError> {
+    if path.try_exists().map_err(|source| StoreOpenError::Directory { path: path.to_owned(), source })? {
+        return Ok(check(path)? == Some(Stage::Ready));
+    }
+    Ok(false)
+}
+
 /// Reads the format file; `None` in a directory in which a store can be created.
 fn check(path: &Path) -> Result<Option<Stage>, StoreOpenError> {
     let unusable = |source| StoreOpenError::Directory { path: path.to_owned(), source };

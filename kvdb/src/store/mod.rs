@@ -131,6 +131,14 @@ impl RocksStore {
         self.0.id
     }
 
+    /// Whether a store is there, as far as its directory tells; nothing is made or changed.
+    ///
+    /// # Errors
+    /// When the directory is somebody else's, of a newer format, or cannot be read.
+    pub fn is_in(path: &Path) -> Result<bool, StoreOpenError> {
+        directory::holds_store(path)
+    }
+
     /// The store's directory.
     pub fn path(&self) -> &Path {
         self.0.directory.path()
@@ -146,6 +154,12 @@ impl RocksStore {
         self.0.inner.poison().cloned()
     }
 
+    /// As if a commit had failed.
+    #[cfg(test)]
+    pub(crate) fn fail_writes(&self, cause: &str) {
+        self.0.inner.poison_with(cause);
+    }
+
     /// The database of this name, created if it is not there: in generation 0, or in the one after the last dropped one.
     ///
     /// # Errors
@@ -154,13 +168,23 @@ impl RocksStore {
     /// # Durability
     /// A new database is on disk when this returns.
     pub fn open_database(&self, name: &DatabaseName) -> Result<DatabaseRecord, StoreError> {
+        self.open_generation(name, 0)
+    }
+
+    /// As [`RocksStore::open_database`]; one that is made has at least this generation.
+    pub(crate) fn open_generation(&self, name: &DatabaseName, at_least: u64) -> Result<DatabaseRecord, StoreError> {
         let _creating = self.0.creating.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(record) = catalog::find(&self.0.inner, name)? {
             return Ok(record);
         }
-        let record = catalog::create(&self.0.inner, name, self.0.id)?;
+        let record = catalog::create(&self.0.inner, name, self.0.id, at_least)?;
         self.0.numbers.write().unwrap_or_else(PoisonError::into_inner).insert(record.id, Arc::new(record.numbers()));
         Ok(record)
+    }
+
+    /// The number of databases.
+    pub(crate) fn count(&self) -> usize {
+        self.0.numbers.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// All databases in order of name.

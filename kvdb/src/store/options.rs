@@ -33,6 +33,15 @@ pub struct StoreOptions {
     pub loss: LossPolicy,
 }
 
+impl StoreOptions {
+    /// These settings for one of so many stores, which share the memory equally.
+    #[must_use]
+    pub(crate) fn share(self, stores: usize) -> Self {
+        let part = |bytes: usize| (bytes / stores.max(1)).max(MIB);
+        Self { block_cache_bytes: part(self.block_cache_bytes), write_buffer_bytes: part(self.write_buffer_bytes), ..self }
+    }
+}
+
 impl Default for StoreOptions {
     fn default() -> Self {
         Self { block_cache_bytes: 64 * MIB, write_buffer_bytes: 128 * MIB, max_wal_bytes: 64 << 20, loss: LossPolicy::default() }

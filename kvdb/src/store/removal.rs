@@ -103,6 +103,22 @@ impl RocksStore {
         Ok(few)
     }
 
+    /// The generation that a name has next in this store; 0 if it was never dropped here.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub(crate) fn next_generation(&self, name: &DatabaseName) -> Result<u64, StoreError> {
+        catalog::next_generation(&self.0.inner, name)
+    }
+
+    /// Names that were dropped in this store, each with its next generation.
+    ///
+    /// # Errors
+    /// When the store cannot read.
+    pub(crate) fn generations(&self) -> Result<Vec<(DatabaseName, u64)>, StoreError> {
+        catalog::generations(&self.0.inner).collect()
+    }
+
     /// The ids of dropped generations that peers may still offer: the last ones of each name.
     ///
     /// # Errors

@@ -90,7 +90,7 @@ impl Database {
         let node = self.node();
         let place =
             Arc::clone(&node.watchers).try_acquire_owned().map_err(|_| WatchError::TooManyWatchers { limit: MAX_WATCHERS })?;
-        let watching = Watching::start(Arc::clone(self.shared()), node.engine.clone());
+        let watching = Watching::start(Arc::clone(self.shared()), self.shard().engine.clone());
         let WatchOptions { prefix, from, keys_only } = options;
         // Asked first, so that the view is at least as new.
         let latest = self.shared().recent(super::Recent::latest);
