@@ -11,7 +11,7 @@ use crate::group::{Gathered, Group, Judged, seen_all};
 use crate::heads::Heads;
 use crate::input::{Input, LocalWrite, Token};
 use crate::key::Key;
-use crate::limits::MAX_UINT;
+use crate::limits::{MAX_UINT, MIN_NAMED_NONCE_GAP_MS};
 use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
@@ -44,6 +44,10 @@ pub struct Replica {
     database: DatabaseId,
     /// Whom this opening writes as; drawn at its first write, never read back from disk.
     writer: Option<Writer>,
+    /// When a block that only named the writer was the last reason for another one.
+    named_at: Option<WallTime>,
+    /// The time of the last input.
+    now: WallTime,
     vv: BTreeMap<ReplicaId, VvEntry>,
     heads: Heads,
     floors: VersionVector,
@@ -65,6 +69,8 @@ impl Replica {
         Self {
             database,
             writer: None,
+            named_at: None,
+            now: WallTime::default(),
             vv: state.vv,
             heads: state.heads,
             floors: state.floors,
@@ -94,6 +100,7 @@ impl Replica {
     /// # Errors
     /// When the view cannot read; the replica and the turn must then be dropped.
     pub fn handle<V: View>(&mut self, input: Input, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        self.now = env.now;
         match input {
             Input::Write(writes) => self.write(writes, env, view, turn),
             Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
@@ -364,7 +371,7 @@ impl Replica {
             if let Some(kept) = self.known_hash(&parent.dot, view, turn)?
                 && kept != parent.hash
             {
-                self.leave_writer(parent.dot.replica);
+                self.leave_named_writer(parent.dot.replica);
                 turn.effect(Effect::Disagreement { dot: parent.dot, kept, other: parent.hash, source });
             }
         }
@@ -441,7 +448,19 @@ impl Replica {
     fn leave_copied_writer(&mut self, block: &Block) {
         let Some(Writer { replica, .. }) = self.writer else { return };
         let last = self.seq(&replica);
-        if block.dot().replica == replica || block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
+        if block.dot().replica == replica {
+            self.leave_writer(replica);
+        } else if block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
+            self.leave_named_writer(replica);
+        }
+    }
+
+    /// The same for a block that names this writer and that anybody may have signed: each new nonce is one more entry in all
+    /// version vectors, so not too often. If there is a copy, its own blocks are signed and come as well.
+    fn leave_named_writer(&mut self, replica: ReplicaId) {
+        let recent = |at: &WallTime| (at.0..at.0.saturating_add(MIN_NAMED_NONCE_GAP_MS)).contains(&self.now.0);
+        if self.writer.is_some_and(|writer| writer.replica == replica) && !self.named_at.as_ref().is_some_and(recent) {
+            self.named_at = Some(self.now);
             self.leave_writer(replica);
         }
     }
