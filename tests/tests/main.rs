@@ -11,6 +11,7 @@ mod hostile;
 mod house;
 mod kills;
 mod library;
+mod moves;
 mod networks;
 mod node;
 mod replication;

@@ -56,7 +56,8 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Drop a database on this node, with all its data
     Drop(DropArgs),
-    /// Make or list databases
+    /// Make, list or move databases
+    #[command(visible_alias = "database")]
     Db(DbArgs),
     /// Show all databases of the node: open or closed, keys, digest, id
     Databases(ShowArgs),
@@ -108,7 +109,7 @@ pub(super) struct InitArgs {
     pub(super) config: Option<PathBuf>,
 }
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct RunArgs {
     /// The configuration file [default: kvdb.toml in the data directory, if it is there]
     #[arg(long, env = "KVDB_CONFIG")]
@@ -428,6 +429,19 @@ pub(super) enum DbCommand {
     },
     /// List the databases
     List(ShowArgs),
+    /// Move a database to another data directory of a node that does not run
+    Move(Box<MoveArgs>),
+}
+
+#[derive(Args)]
+pub(super) struct MoveArgs {
+    /// The database
+    pub(super) name: DatabaseName,
+    /// One of the node's data directories
+    #[arg(long, value_name = "DIR")]
+    pub(super) to: PathBuf,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
 }
 
 #[derive(Args)]

@@ -11,6 +11,7 @@ mod failure;
 mod key;
 mod list;
 mod node;
+mod offline;
 mod serve;
 mod transfer;
 mod verify;

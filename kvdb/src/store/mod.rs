@@ -9,6 +9,7 @@ mod directory;
 mod error;
 mod export;
 mod layout;
+mod moving;
 mod options;
 mod reclaim;
 mod removal;
@@ -106,6 +107,7 @@ impl RocksStore {
             }
         };
         staging::clean(&inner, path).map_err(damaged)?;
+        moving::clean(&inner).map_err(damaged)?;
         if stage == Stage::Creating {
             directory.set_stage(Stage::Ready)?;
         }
