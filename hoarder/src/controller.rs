@@ -2,6 +2,7 @@
 
 mod calls;
 mod compare;
+mod confirm;
 mod holdings;
 mod records;
 mod talk;
@@ -26,6 +27,7 @@ use crate::wire::{Answer, Beat, Code, Cover, Frame, Operation};
 use crate::{Epoch, Moment, StoreId};
 
 use compare::Comparisons;
+use confirm::Confirming;
 use holdings::Deciding;
 use records::{Change, RecordError};
 use talk::Ask;
@@ -222,6 +224,7 @@ pub struct Controller {
     questions: BTreeMap<DatabaseId, Vec<(PeerId, Cover)>>,
     burials: BTreeMap<DatabaseId, Burial>,
     deciding: BTreeMap<DatabaseId, Deciding>,
+    confirming: BTreeMap<DatabaseId, Confirming>,
     dead_since: BTreeMap<PeerId, Moment>,
     frozen: BTreeSet<DatabaseId>,
     joining: BTreeSet<DatabaseId>,
@@ -293,6 +296,7 @@ impl Controller {
             questions: BTreeMap::new(),
             burials: BTreeMap::new(),
             deciding: BTreeMap::new(),
+            confirming: BTreeMap::new(),
             dead_since: BTreeMap::new(),
             frozen: BTreeSet::new(),
             joining: BTreeSet::new(),
@@ -401,7 +405,7 @@ impl Controller {
         self.compare_on(now);
         self.ask_restarted();
         self.expire(now);
-        for database in self.joining.iter().chain(&self.letting_go).chain(&self.undesired) {
+        for database in self.joining.iter().chain(&self.letting_go).chain(&self.undesired).chain(self.confirming.keys()) {
             self.reconcile.want(*database);
         }
         self.reconcile.round(&self.all, now);
@@ -435,8 +439,9 @@ impl Controller {
         }
     }
 
+    /// Those that wait for a comparison of the registry.
     fn want_joining(&mut self) {
-        for database in &self.joining {
+        for database in self.joining.iter().chain(self.confirming.keys()) {
             self.reconcile.want(*database);
         }
     }
@@ -538,6 +543,13 @@ impl Controller {
         let next = self.next_beat.min(self.last + Duration::from_millis(500));
         let next = self.barrier.wake().map_or(next, |at| at.min(next));
         if self.reconcile.is_empty() { next } else { self.last }
+    }
+
+    /// Whether this node has compared its registry with the others since its start: before that a database that it does not
+    /// know may be there all the same.
+    #[must_use]
+    pub fn is_compared(&self) -> bool {
+        self.store_checked
     }
 
     fn may_move(&self, now: Moment) -> bool {

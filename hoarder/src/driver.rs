@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::{DatabaseId, DatabaseName, Dot, Key, RequestId, Signer, VersionVector, Zip215};
+use crdt::{DatabaseId, DatabaseName, Key, RequestId, Signer, VersionVector, Zip215};
 use kvdb::{Database, Node, PeerId};
-use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Moment;
-use crate::barrier::{Durability, UnconfirmedReason};
+use crate::barrier::Durability;
+use crate::claims::Readiness;
 use crate::controller::{Controller, Input, Options, Output, RecordDone, RegistryError, Start};
+use crate::fleet::{FleetError, Placement, Serving};
 use crate::registry::{REGISTRY_NAME, Registry, registry_id};
 use crate::wire::{Answer, Code, Frame, Operation};
 
@@ -33,91 +34,18 @@ const COLD: Duration = Duration::from_millis(500);
 const SLICE: usize = 64;
 /// How long a write keeps its database hot.
 const STAYS_HOT: Duration = Duration::from_secs(10);
-/// Pause before a call that may succeed later is tried again.
-const AGAIN: Duration = Duration::from_millis(100);
+/// Pause before a call that may succeed later is tried again; also the time for the last beat.
+pub(crate) const AGAIN: Duration = Duration::from_millis(100);
 
-/// A member of a fleet. Cloning is cheap; when the last handle is dropped, or [`Fleet::close`] is called, the node stops being
-/// one.
-#[derive(Debug, Clone)]
-pub struct Fleet {
-    commands: mpsc::Sender<Command>,
-    patience: Duration,
-}
-
-/// Why a call to the fleet did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum FleetError {
-    /// There is no such database.
-    #[error("there is no database of this name in the fleet")]
-    NoDatabase,
-    /// Committed at one holder at least, and not confirmed: it will spread. A retry with the same request id is safe.
-    #[error("written as {dot}, but not confirmed: {reason}")]
-    Unconfirmed {
-        /// The write.
-        dot: Dot,
-        /// The holders that had it on disk.
-        holders: Vec<PeerId>,
-        /// Why it is not confirmed.
-        reason: UnconfirmedReason,
-    },
-    /// Too few holders are ready; nothing was written.
-    #[error("too few holders are ready; nothing was written")]
-    NotEnoughHolders,
-    /// No ready holder could be reached in time; nothing was written.
-    #[error("no ready holder was reached in time; nothing was written")]
-    NotReady,
-    /// A limit or a condition; nothing was written.
-    #[error("refused, nothing was written: {cause}")]
-    Refused {
-        /// The holder's words.
-        cause: String,
-    },
-    /// No answer: the outcome is unknown. A retry with the same request id is safe.
-    #[error("no answer came: the write may or may not exist")]
-    Unknown,
-    /// A change of the registry did not succeed.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// This node is no member any more.
-    #[error("the fleet is closed")]
-    Closed,
-    /// The fleet could not be started.
-    #[error("cannot start: {cause}")]
-    Start {
-        /// Why.
-        cause: String,
-    },
-}
-
-/// A write that was confirmed as its durability asks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Confirmed {
-    /// The write; `None` when there was nothing to write.
-    pub dot: Option<Dot>,
-    /// The holders that have it on disk.
-    pub holders: Vec<PeerId>,
-    /// Who took it.
-    pub served_by: PeerId,
-}
-
-/// A database as this node sees it in the fleet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
-    /// The database.
-    pub database: DatabaseId,
-    /// The members that should hold it.
-    pub desired: Vec<PeerId>,
-    /// The ready and live holders, in the order in which they are asked.
-    pub ready: Vec<PeerId>,
-}
-
+/// What a handle asks for.
 #[derive(Debug)]
-enum Command {
+pub(crate) enum Command {
     Call(DatabaseName, RequestId, Operation, Duration, oneshot::Sender<(Code, Answer)>),
+    Serving(DatabaseName, oneshot::Sender<Result<Serving, FleetError>>),
     Create(DatabaseName, u8, Durability, oneshot::Sender<Result<RecordDone, RegistryError>>),
     Holders(DatabaseName, u8, oneshot::Sender<Result<RecordDone, RegistryError>>),
     Placement(DatabaseName, oneshot::Sender<Option<Placement>>),
+    Drop(DatabaseName, oneshot::Sender<Result<RecordDone, RegistryError>>),
     Members(oneshot::Sender<Vec<PeerId>>),
     Drain(bool),
     Forget(PeerId, oneshot::Sender<Result<RecordDone, RegistryError>>),
@@ -125,10 +53,10 @@ enum Command {
     Close(oneshot::Sender<()>),
 }
 
-type Looking = dyn FnOnce(&Controller, Moment) + Send;
+pub(crate) type Looking = dyn FnOnce(&Controller, Moment) + Send;
 
 /// A look at the controller, between two of its inputs.
-struct Look(Box<Looking>);
+pub(crate) struct Look(pub(crate) Box<Looking>);
 
 impl std::fmt::Debug for Look {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -143,209 +71,25 @@ enum Event {
     Opened(DatabaseId, Database),
 }
 
-impl Fleet {
-    /// Makes the node a member of a fleet. The node must have a network, and the members must be connected or dialled.
-    /// The file `fleet.state` in the directory names the store; it belongs to the node's own data.
-    ///
-    /// # Errors
-    /// [`FleetError::Start`].
-    pub async fn start(node: Node, directory: PathBuf, options: Options) -> Result<Self, FleetError> {
-        let fail = |cause: String| FleetError::Start { cause };
-        let patience = crate::limits::DEFAULT_DEADLINE;
-        let state = tokio::task::spawn_blocking(move || State::open(&directory));
-        let state = state.await.map_err(|error| fail(error.to_string()))?.map_err(|error| fail(error.to_string()))?;
-        let name = DatabaseName::parse(REGISTRY_NAME).map_err(|error| fail(error.to_string()))?;
-        let registry = node.database(&name).await.map_err(|error| fail(error.to_string()))?;
-        let (commands, asked) = mpsc::channel(256);
-        let (events, happened) = mpsc::channel(1_024);
-        let streams = node.streams().ok_or_else(|| fail("the node has no network".to_owned()))?;
-        let others = options.members.iter().copied().filter(|peer| *peer != node.peer_id()).collect();
-        let links = Links::start(streams, others, events.clone()).ok_or_else(|| fail("started twice".to_owned()))?;
-        let mut driver = Driver::new(node, registry, state, options, links, events);
-        driver.begin().await.map_err(fail)?;
-        tokio::spawn(driver.run(asked, happened));
-        Ok(Self { commands, patience })
-    }
-
-    /// Makes a database that is held by so many members. Returns once more than half of the members know of it.
-    ///
-    /// # Errors
-    /// [`FleetError::Registry`].
-    pub async fn create(&self, name: &DatabaseName, holders: u8) -> Result<DatabaseId, FleetError> {
-        let durability = Durability::Require(holders);
-        match self.ask(|reply| Command::Create(name.clone(), holders, durability, reply)).await?? {
-            RecordDone::Created(id) | RecordDone::Dropped(id) => Ok(id),
-            RecordDone::Changed => Err(FleetError::Unknown),
-        }
-    }
-
-    /// Gives a database another number of holders, while it is in use.
-    ///
-    /// # Errors
-    /// [`FleetError::Registry`].
-    pub async fn set_holders(&self, name: &DatabaseName, holders: u8) -> Result<(), FleetError> {
-        self.ask(|reply| Command::Holders(name.clone(), holders, reply)).await??;
-        Ok(())
-    }
-
-    /// Puts a value. Whichever member this node is, the write goes to a ready holder; it is tried again with the same request
-    /// id while nobody is ready.
-    ///
-    /// # Errors
-    /// See [`FleetError`]; each says whether the write may exist.
-    ///
-    /// # Durability
-    /// As asked; the database's own if `None`.
-    pub async fn put(
-        &self,
-        database: &DatabaseName,
-        key: &Key,
-        value: impl Into<Bytes>,
-        durability: Option<Durability>,
-    ) -> Result<Confirmed, FleetError> {
-        self.batch(database, vec![(key.clone(), Some(value.into()))], durability).await
-    }
-
-    /// Deletes what the holder that takes it sees at the key.
-    ///
-    /// # Errors
-    /// As [`Fleet::put`].
-    pub async fn delete(
-        &self,
-        database: &DatabaseName,
-        key: &Key,
-        durability: Option<Durability>,
-    ) -> Result<Confirmed, FleetError> {
-        self.batch(database, vec![(key.clone(), None)], durability).await
-    }
-
-    /// Writes several changes at once: a value, or none to delete.
-    ///
-    /// # Errors
-    /// As [`Fleet::put`].
-    pub async fn batch(
-        &self,
-        database: &DatabaseName,
-        changes: Vec<(Key, Option<Bytes>)>,
-        durability: Option<Durability>,
-    ) -> Result<Confirmed, FleetError> {
-        let payload = store::encode_changes(&changes);
-        let operation = Operation::Write { durability, conditional: false, attempt: false, payload };
-        let (code, answer) = self.call(database, operation).await?;
-        match (code, answer.dot) {
-            (Code::Done, dot) => Ok(Confirmed { dot, holders: answer.holders, served_by: answer.served_by }),
-            (Code::Unconfirmed, Some(dot)) => {
-                let reason = answer.reason.unwrap_or(UnconfirmedReason::Deadline);
-                Err(FleetError::Unconfirmed { dot, holders: answer.holders, reason })
-            }
-            (code, _) => Err(error(code, &answer)),
-        }
-    }
-
-    /// The value at a key, from a ready holder.
-    ///
-    /// # Errors
-    /// When no ready holder was reached; never for a key that is not there.
-    pub async fn get(&self, database: &DatabaseName, key: &Key) -> Result<Option<Bytes>, FleetError> {
-        let payload = Bytes::copy_from_slice(key.as_str().as_bytes());
-        let (code, answer) = self.call(database, Operation::Read { stale: false, payload }).await?;
-        match code {
-            Code::Done => Ok(Some(answer.payload)),
-            Code::Absent => Ok(None),
-            code => Err(error(code, &answer)),
-        }
-    }
-
-    /// Who should hold a database, and who does.
-    ///
-    /// # Errors
-    /// [`FleetError::NoDatabase`].
-    pub async fn placement(&self, database: &DatabaseName) -> Result<Placement, FleetError> {
-        self.ask(|reply| Command::Placement(database.clone(), reply)).await?.ok_or(FleetError::NoDatabase)
-    }
-
-    /// The members that this node sees as live, itself among them.
-    ///
-    /// # Errors
-    /// [`FleetError::Closed`].
-    pub async fn members(&self) -> Result<Vec<PeerId>, FleetError> {
-        self.ask(Command::Members).await
-    }
-
-    /// This node is to hold nothing any more, or may hold again.
-    ///
-    /// # Errors
-    /// [`FleetError::Closed`].
-    pub async fn drain(&self, draining: bool) -> Result<(), FleetError> {
-        self.commands.send(Command::Drain(draining)).await.map_err(|_| FleetError::Closed)
-    }
-
-    /// Declares a member gone for good: it does not count among the members any more. Returns once more than half of them
-    /// know. There is no way back but another identity.
-    ///
-    /// # Errors
-    /// [`FleetError::Registry`].
-    pub async fn forget(&self, peer: PeerId) -> Result<(), FleetError> {
-        self.ask(|reply| Command::Forget(peer, reply)).await??;
-        Ok(())
-    }
-
-    /// Looks at this node's view of the fleet, as it is between two of its steps; see [`Controller::members_view`] and its
-    /// neighbours. The look holds everything else up, so it must be short.
-    ///
-    /// # Errors
-    /// [`FleetError::Closed`].
-    pub async fn look<T: Send + 'static>(
-        &self,
-        look: impl FnOnce(&Controller, Moment) -> T + Send + 'static,
-    ) -> Result<T, FleetError> {
-        self.ask(|reply| {
-            let look = |controller: &Controller, now| drop(reply.send(look(controller, now)));
-            Command::Look(Look(Box::new(look)))
-        })
-        .await
-    }
-
-    /// Says good-bye to the fleet. The node itself stays open.
-    pub async fn close(&self) {
-        // An error says that it is closed already.
-        let _ = self.ask(Command::Close).await;
-    }
-
-    /// One call, tried again with the same request id while nobody is ready.
-    async fn call(&self, database: &DatabaseName, operation: Operation) -> Result<(Code, Answer), FleetError> {
-        let request = RequestId(rand::random());
-        let deadline = tokio::time::Instant::from_std(now()) + self.patience;
-        loop {
-            let left = deadline.saturating_duration_since(tokio::time::Instant::from_std(now()));
-            let command = |reply| Command::Call(database.clone(), request, operation.clone(), left, reply);
-            let (code, answer) = self.ask(command).await?;
-            if !code.is_retried() || left <= AGAIN {
-                return Ok((code, answer));
-            }
-            tokio::time::sleep(AGAIN).await;
-        }
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, FleetError> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(command(reply)).await.map_err(|_| FleetError::Closed)?;
-        answer.await.map_err(|_| FleetError::Closed)
-    }
-}
-
-fn error(code: Code, answer: &Answer) -> FleetError {
-    match code {
-        Code::NoDatabase => FleetError::NoDatabase,
-        Code::NotEnoughHolders => FleetError::NotEnoughHolders,
-        Code::NotReady | Code::StaleView => FleetError::NotReady,
-        Code::Refused => FleetError::Refused { cause: String::from_utf8_lossy(&answer.payload).into_owned() },
-        Code::Done | Code::Unconfirmed | Code::Absent | Code::Broken => FleetError::Unknown,
-    }
+/// Starts the driver of a node; what it is asked for goes through the channel.
+pub(crate) async fn start(node: Node, directory: PathBuf, options: Options) -> Result<mpsc::Sender<Command>, String> {
+    let state = tokio::task::spawn_blocking(move || State::open(&directory)).await;
+    let state = state.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+    let name = DatabaseName::parse(REGISTRY_NAME).map_err(|error| error.to_string())?;
+    let registry = node.database(&name).await.map_err(|error| error.to_string())?;
+    let (commands, asked) = mpsc::channel(256);
+    let (events, happened) = mpsc::channel(1_024);
+    let streams = node.streams().ok_or("the node has no network")?;
+    let others = options.members.iter().copied().filter(|peer| *peer != node.peer_id()).collect();
+    let links = Links::start(streams, others, events.clone()).ok_or("started twice")?;
+    let mut driver = Driver::new(node, registry, state, options, links, events);
+    driver.begin().await?;
+    tokio::spawn(driver.run(asked, happened));
+    Ok(commands)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the driver is where time comes from")]
-fn now() -> std::time::Instant {
+pub(crate) fn now() -> std::time::Instant {
     std::time::Instant::now()
 }
 
@@ -482,12 +226,20 @@ impl Driver {
         match command {
             Command::Call(name, request, operation, patience, reply) => {
                 let Some((database, _)) = self.controller.registry().current(&name) else {
-                    let answer = Answer::plain(self.node.peer_id(), Bytes::new());
-                    let _ = reply.send((Code::NoDatabase, answer));
+                    let code = if self.controller.is_compared() { Code::NoDatabase } else { Code::NotReady };
+                    let _ = reply.send((code, Answer::plain(self.node.peer_id(), Bytes::new())));
                     return;
                 };
                 self.callers.insert(token, reply);
                 self.input(Input::Call { token, request, database, operation, patience }).await;
+            }
+            Command::Serving(name, reply) => {
+                let _ = reply.send(self.serving(&name));
+            }
+            Command::Drop(name, reply) => {
+                self.changes.insert(token, reply);
+                self.heat(registry_id());
+                self.input(Input::Drop { token, name, patience }).await;
             }
             Command::Create(name, holders, durability, reply) => {
                 self.changes.insert(token, reply);
@@ -519,6 +271,23 @@ impl Driver {
             }
             Command::Look(Look(look)) => look(&self.controller, self.now()),
             Command::Close(_) => {}
+        }
+    }
+
+    /// Where a database can be read just now.
+    fn serving(&self, name: &DatabaseName) -> Result<Serving, FleetError> {
+        let Some((id, _)) = self.controller.registry().current(name) else {
+            return Err(if self.controller.is_compared() { FleetError::NoDatabase } else { FleetError::NotReady });
+        };
+        let (me, open, readiness) = (self.node.peer_id(), self.open.get(&id), self.controller.readiness(&id));
+        if let Some(open) = open.filter(|_| readiness == Readiness::Ready) {
+            return Ok(Serving::Here(open.clone()));
+        }
+        let others: Vec<PeerId> = self.controller.asked(&id).into_iter().filter(|peer| *peer != me).collect();
+        match open.filter(|_| readiness == Readiness::Stale) {
+            _ if !others.is_empty() => Ok(Serving::There(others)),
+            Some(open) => Ok(Serving::Stale(open.clone())),
+            None => Err(FleetError::NotReady),
         }
     }
 

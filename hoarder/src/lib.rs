@@ -2,14 +2,15 @@
 //! on disk.
 //!
 //! Everything that decides is a state machine: inputs, the time and random numbers go in, outputs come out.
-//! [`controller::Controller`] is the one door; [`driver`] runs it on a node.
+//! [`controller::Controller`] is the one door; [`Fleet`] runs it on a node.
 
 #![deny(missing_docs)]
 
 pub mod barrier;
 pub mod claims;
 pub mod controller;
-pub mod driver;
+mod driver;
+pub mod fleet;
 pub mod limits;
 pub mod membership;
 pub mod placement;
@@ -23,8 +24,11 @@ mod testing;
 
 pub use barrier::{Durability, Outcome, UnconfirmedReason};
 pub use controller::{Controller, Input, Output};
-pub use driver::{Confirmed, Fleet, FleetError};
+pub use fleet::{
+    DatabaseSettings, Fleet, FleetError, Placement, ReadDone, ReadOptions, Serving, Unconfirmed, WriteDone, WriteOptions,
+};
 pub use kvdb::PeerId;
+pub use wire::Refusal;
 
 /// A time on this node's own monotonic clock: how long ago the node started.
 pub type Moment = std::time::Duration;

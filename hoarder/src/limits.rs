@@ -19,6 +19,10 @@ pub const MAX_FRAME_ENTRIES: usize = 65_536;
 pub const MAX_CALL_BYTES: usize = 4 << 20;
 /// Most bytes of a peer id.
 pub const MAX_PEER_BYTES: usize = 64;
+/// Most bytes of the words with which a write is refused; what is longer is cut.
+pub const MAX_REASON_BYTES: usize = 512;
+/// Longest time that a holder waits for a dot that is to be read at, before the next holder is asked.
+pub const DOT_PATIENCE: Duration = Duration::from_secs(2);
 /// Largest capacity that a member may state.
 pub const MAX_CAPACITY: u64 = 1 << 20;
 
@@ -71,6 +75,9 @@ pub const MAX_WAITING_QUESTIONS: usize = 1_024;
 pub const MAX_FORWARDS: u32 = 4;
 /// Time after which a forwarded call that brought no answer tries the next holder.
 pub const FORWARD_PATIENCE: Duration = Duration::from_secs(3);
+/// Time that a holder to which a call is passed on has less than the caller, so that its answer comes back in time; a quarter
+/// of what is left, if that is less.
+pub const WAY_BACK: Duration = Duration::from_millis(250);
 
 /// Longest settings or claim in the registry, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1_024;

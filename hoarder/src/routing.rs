@@ -129,10 +129,10 @@ impl Calls {
     ) -> Route {
         let Some(call) = self.open.get_mut(&number) else { return Route::End(Code::Broken) };
         let (conditional, lenient) = match &call.operation {
-            Operation::Read { stale, .. } => (false, *stale),
-            Operation::Write { durability, conditional, .. } => {
+            Operation::Read { stale, confirmed, .. } => (false, *stale && !confirmed),
+            Operation::Write { durability, conditional, stale, .. } => {
                 let strict = matches!(durability, None | Some(crate::Durability::Require(_)));
-                (*conditional, !strict && !conditional)
+                (*conditional, *stale && !strict && !conditional)
             }
         };
         let mine = readiness == Readiness::Ready && (!conditional || decider == Some(me));
@@ -201,7 +201,13 @@ impl Calls {
         self.open.get(&number)
     }
 
-    /// Whether one of the attempts may have been carried out.
+    /// Whether an attempt that nobody has answered may have been carried out.
+    #[must_use]
+    pub fn was_broken(&self, number: u64) -> bool {
+        self.open.get(&number).is_some_and(|call| call.unknown)
+    }
+
+    /// Whether one of the attempts, the one under way included, may have been carried out.
     #[must_use]
     pub fn is_unknown(&self, number: u64) -> bool {
         self.open.get(&number).is_some_and(|call| call.unknown || call.sent.is_some())
@@ -285,11 +291,11 @@ mod tests {
     }
 
     fn read() -> Operation {
-        Operation::Read { stale: false, payload: NOTHING }
+        Operation::Read { stale: false, confirmed: false, payload: NOTHING }
     }
 
     fn write(durability: Durability, conditional: bool) -> Operation {
-        Operation::Write { durability: Some(durability), conditional, attempt: false, payload: NOTHING }
+        Operation::Write { durability: Some(durability), conditional, attempt: false, stale: true, payload: NOTHING }
     }
 
     fn begin(calls: &mut Calls, origin: Origin, request: u8, operation: Operation) -> u64 {
@@ -369,7 +375,7 @@ mod tests {
         let mut calls = Calls::default();
         for (request, operation, expected) in [
             (1, read(), Route::End(Code::NotReady)),
-            (2, Operation::Read { stale: true, payload: NOTHING }, Route::Here { stale: true }),
+            (2, Operation::Read { stale: true, confirmed: false, payload: NOTHING }, Route::Here { stale: true }),
             (3, write(Durability::Prefer(2), false), Route::Here { stale: true }),
             (4, write(Durability::Local, false), Route::Here { stale: true }),
             (5, write(Durability::Require(2), false), Route::End(Code::NotReady)),

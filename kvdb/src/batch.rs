@@ -140,6 +140,18 @@ impl Batch {
         self
     }
 
+    /// The ops as a replica takes them, in order.
+    #[must_use]
+    pub fn ops(&self) -> &[LocalOp] {
+        &self.ops
+    }
+
+    /// The id given by [`Batch::request`].
+    #[must_use]
+    pub fn request_id(&self) -> Option<RequestId> {
+        self.request
+    }
+
     /// The number of ops.
     pub fn len(&self) -> usize {
         self.ops.len()
@@ -148,6 +160,12 @@ impl Batch {
     /// Whether there is no op.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
+    }
+}
+
+impl From<LocalOp> for Op {
+    fn from(op: LocalOp) -> Self {
+        Self(op)
     }
 }
 

@@ -8,9 +8,10 @@ use super::{Controller, Output};
 use crate::Moment;
 use crate::barrier::{Agreement, Durability, Outcome, admit, left};
 use crate::claims::Readiness;
+use crate::limits::{MAX_CALLS, WAY_BACK};
 use crate::registry::ClaimState;
 use crate::routing::{Begun, NOTHING, Origin, Route};
-use crate::wire::{Answer, Code, Cover, Frame, Operation, Purpose};
+use crate::wire::{Answer, Code, Cover, Frame, Operation, Purpose, Refusal};
 
 impl Controller {
     pub(super) fn call(
@@ -30,7 +31,11 @@ impl Controller {
         match self.calls.begin(origin, request, database, operation, deadline) {
             Begun::New(call) => self.route(call, now),
             Begun::Joined => {}
-            Begun::Full => self.reply(origin, Code::Refused, Answer::plain(self.me, NOTHING)),
+            Begun::Full => {
+                let cause = format!("{MAX_CALLS} calls are under way, which is the limit");
+                let refusal = Refusal::Busy { cause }.encode();
+                self.reply(origin, Code::Refused, Answer::plain(self.me, refusal));
+            }
         }
     }
 
@@ -55,7 +60,8 @@ impl Controller {
         let frame = Frame::Call {
             call: number,
             epoch: self.epoch,
-            deadline_ms: left(call.deadline, now),
+            // Its answer is to be here before this node's own patience ends: it says more than that none came.
+            deadline_ms: left(call.deadline.saturating_sub(WAY_BACK.min(call.deadline.saturating_sub(now) / 4)), now),
             request: request.0,
             database: call.database,
             body: call.operation.encode(),
@@ -67,6 +73,7 @@ impl Controller {
         let Some(call) = self.calls.get(number) else { return };
         let (database, request) = (call.database, call.request);
         match call.operation.clone() {
+            Operation::Read { confirmed: true, .. } => self.confirm(number, database, now),
             Operation::Read { payload, .. } => self.out.push(Output::Read(number, database, payload)),
             Operation::Write { durability, attempt, payload, .. } => {
                 let durability = self.durability(&database, durability);
@@ -77,7 +84,10 @@ impl Controller {
                 let joining = joining + usize::from(attempt);
                 match admit(durability, holders, ready, joining, self.barrier.waiting(&database)) {
                     Ok(()) => self.out.push(Output::Commit(number, database, request, payload)),
-                    Err(refused) => self.finish(number, refused.into(), Answer::plain(self.me, NOTHING), now),
+                    Err(refused) => {
+                        let answer = Answer::plain(self.me, Refusal::from(refused).encode());
+                        self.finish(number, refused.into(), answer, now);
+                    }
                 }
             }
         }
@@ -149,6 +159,7 @@ impl Controller {
         for (_, call, outcome) in self.barrier.expire(now, ready) {
             self.outcome(call, outcome, now);
         }
+        self.end_confirming(now);
         let (late, ended) = self.calls.late(now);
         for call in late {
             self.route(call, now);
@@ -174,6 +185,12 @@ impl Controller {
 
     pub(super) fn finish(&mut self, number: u64, code: Code, mut answer: Answer, _now: Moment) {
         let Some(call) = self.calls.get(number) else { return };
+        // An earlier attempt may have been carried out where nobody has answered: it is not said that nothing was written.
+        let unknown = code.is_unwritten() && self.calls.was_broken(number) && matches!(call.operation, Operation::Write { .. });
+        let code = if unknown { Code::Broken } else { code };
+        if unknown {
+            answer.payload = NOTHING;
+        }
         answer.stale |= call.here && answer.served_by == self.me && self.readiness(&call.database) != Readiness::Ready;
         let database = call.database;
         for origin in self.calls.end(number) {

@@ -48,6 +48,7 @@ impl Controller {
         }
         self.answer_questions(database);
         self.decide(database, now);
+        self.confirm_on(database, now);
         self.bury(database, now);
         self.settle(database, now);
     }

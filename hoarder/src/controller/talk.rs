@@ -8,7 +8,7 @@ use crate::Moment;
 use crate::limits::{MAX_WAITING_QUESTIONS, RECONCILE_BATCH};
 use crate::membership::Action;
 use crate::routing::Origin;
-use crate::wire::{Answer, Code, Cover, CoverAnswer, Frame, Operation, Purpose, Report, Verdict};
+use crate::wire::{Answer, Code, Cover, CoverAnswer, Frame, Operation, Purpose, Refusal, Report, Verdict};
 
 /// Most questions of this node that wait for an answer; the oldest is given up, and asked again by whoever needs it.
 const MAX_ASKS: usize = 16_384;
@@ -24,6 +24,8 @@ pub(super) enum Ask {
     Burial(DatabaseId, u64),
     /// The one that begins to decide.
     Deciding(DatabaseId, u64),
+    /// Reads that are to miss nothing that was confirmed.
+    Confirming(DatabaseId, u64),
     /// Whether a member that has started anew has less than it acknowledged.
     Restarted(DatabaseId),
     /// Whether a member has really less than it acknowledged.
@@ -98,7 +100,10 @@ impl Controller {
                 let deadline = crate::barrier::deadline(deadline_ms, now);
                 match Operation::decode(body) {
                     Ok(operation) => self.call(origin, crdt::RequestId(request), database, operation, deadline, now),
-                    Err(_) => self.reply(origin, Code::Refused, Answer::plain(self.me, crate::routing::NOTHING)),
+                    Err(error) => {
+                        let refusal = Refusal::Malformed { cause: error.to_string() }.encode();
+                        self.reply(origin, Code::Refused, Answer::plain(self.me, refusal));
+                    }
                 }
             }
             Frame::Reply { call, code, body } => self.replied(from, call, code, body, now),
@@ -179,6 +184,7 @@ impl Controller {
                 self.reconcile.want(database);
             }
             Ask::Deciding(asked, attempt) if asked == database => self.decider_report(database, attempt, from, report),
+            Ask::Confirming(asked, attempt) if asked == database => self.confirm_report(database, attempt, from, report),
             _ => {}
         }
     }

@@ -1,17 +1,18 @@
-//! What is done to databases, and the bytes of operations.
+//! What is done to databases.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::codec::cbor::{CborError, Reader, Writer};
 use crdt::{Dot, Key, RequestId, Signer};
-use kvdb::{Batch, Database, ListItem, ListOptions, Prefix, ReadError, WriteError};
+use kvdb::{Batch, Database, ListItem, ListOptions, Prefix, ReadError, WaitError, WriteError};
 use tokio::sync::mpsc;
 
 use super::Event;
 use crate::controller::Input;
-use crate::wire::Code;
+use crate::limits::DOT_PATIENCE;
+use crate::wire::{Code, Get, Refusal, decode_ops, encode_entry, encode_outcomes};
 
 /// The node's identity, as far as signing goes.
 pub(super) struct NodeSigner(pub(super) Arc<dyn Signer + Send + Sync>);
@@ -31,39 +32,6 @@ impl Signer for NodeSigner {
 pub(super) fn wall_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(0) & (u64::MAX >> 1)
-}
-
-/// `[[key, value or null], …]`
-pub(super) fn encode_changes(changes: &[(Key, Option<Bytes>)]) -> Bytes {
-    let mut writer = Writer::default();
-    writer.array(changes.len());
-    for (key, value) in changes {
-        writer.array(2).text(key.as_str());
-        match value {
-            Some(value) => writer.bytes(value),
-            None => writer.null(),
-        };
-    }
-    writer.into_bytes()
-}
-
-fn decode_changes(bytes: Bytes) -> Result<Batch, String> {
-    let malformed = |error: CborError| error.to_string();
-    let mut reader = Reader::new(bytes);
-    let mut batch = Batch::new();
-    for _ in 0..reader.array("changes", crdt::limits::MAX_BLOCK_OPS).map_err(malformed)? {
-        reader.array_of("a change", 2).map_err(malformed)?;
-        let key = reader.text("a key", 2 * crdt::limits::MAX_KEY_BYTES).map_err(malformed)?;
-        let key = std::str::from_utf8(&key).map_err(|error| error.to_string())?;
-        let key = Key::parse(key).map_err(|error| error.to_string())?;
-        let value = reader.bytes_or_null("a value", crdt::limits::MAX_VALUE_BYTES).map_err(malformed)?;
-        batch = match value {
-            Some(value) => batch.put(key, value),
-            None => batch.delete(key),
-        };
-    }
-    reader.finish().map_err(malformed)?;
-    Ok(batch)
 }
 
 /// Everything in a database.
@@ -110,17 +78,23 @@ pub(super) fn write_registry(registry: Database, token: u64, changes: Vec<(Key, 
 
 pub(super) fn commit(database: Option<Database>, call: u64, request: RequestId, payload: Bytes, events: mpsc::Sender<Event>) {
     tell(events, async move {
-        let said = |code, text: String| Input::Answered(call, code, text.into());
-        let Some(database) = database else { return said(Code::NotReady, String::new()) };
-        let batch = match decode_changes(payload) {
-            Ok(batch) => batch.request(request).durability(crdt::Durability::Sync),
-            Err(cause) => return said(Code::Refused, cause),
+        let said = |code, payload| Input::Answered(call, code, payload);
+        let Some(database) = database else { return said(Code::NotReady, Bytes::new()) };
+        let batch = match decode_ops(payload) {
+            Ok(ops) => ops.into_iter().fold(Batch::new(), |batch, op| batch.op(op.into())),
+            Err(error) => return said(Code::Refused, Refusal::Malformed { cause: error.to_string() }.encode()),
         };
-        match database.batch(batch).await {
-            Ok(written) => Input::Committed(call, written.dot, Bytes::new()),
-            Err(error @ WriteError::Refused(_)) => said(Code::Refused, error.to_string()),
-            Err(error @ WriteError::Unknown { .. }) => said(Code::Broken, error.to_string()),
-            Err(error) => said(Code::NotReady, error.to_string()),
+        match database.batch(batch.request(request).durability(crdt::Durability::Sync)).await {
+            Ok(written) => Input::Committed(call, written.dot, encode_outcomes(&written.ops)),
+            Err(error @ WriteError::Unknown { .. }) => {
+                tracing::error!(database = %database.name(), %error, "a write failed");
+                said(Code::Broken, Bytes::new())
+            }
+            Err(error) => match Refusal::of(&error) {
+                Some(refusal) => said(Code::Refused, refusal.encode()),
+                // Another holder may be able to.
+                None => said(Code::NotReady, Bytes::new()),
+            },
         }
     });
 }
@@ -129,28 +103,22 @@ pub(super) fn read(database: Option<Database>, call: u64, payload: Bytes, events
     tell(events, async move {
         let said = |code, payload: Bytes| Input::Answered(call, code, payload);
         let Some(database) = database else { return said(Code::NotReady, Bytes::new()) };
-        let key = std::str::from_utf8(&payload).ok().and_then(|text| Key::parse(text).ok());
-        let Some(key) = key else { return said(Code::Refused, Bytes::from_static(b"no key")) };
-        match tokio::task::spawn_blocking(move || database.get(&key)).await {
-            Ok(Ok(Some(entry))) => said(Code::Done, entry.value),
+        let get = match Get::decode(payload) {
+            Ok(get) => get,
+            Err(error) => return said(Code::Refused, Refusal::Malformed { cause: error.to_string() }.encode()),
+        };
+        if let Some(dot) = get.at {
+            let wait = Duration::from_millis(get.wait_ms).min(DOT_PATIENCE);
+            match database.wait_for(dot, wait).await {
+                Ok(()) => {}
+                Err(WaitError::NotCovered { .. }) => return said(Code::Behind, Bytes::new()),
+                Err(_) => return said(Code::NotReady, Bytes::new()),
+            }
+        }
+        match tokio::task::spawn_blocking(move || database.get(&get.key)).await {
+            Ok(Ok(Some(entry))) => said(Code::Done, encode_entry(&entry)),
             Ok(Ok(None)) => said(Code::Absent, Bytes::new()),
             _ => said(Code::NotReady, Bytes::new()),
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn changes_round_trip_and_garbage_is_refused() {
-        let key = Key::parse("/a").unwrap();
-        let bytes = encode_changes(&[(key.clone(), Some(Bytes::from_static(b"v"))), (key, None)]);
-        assert_eq!(bytes.as_ref(), b"\x82\x82\x62/a\x41v\x82\x62/a\xf6");
-        assert_eq!(decode_changes(bytes.clone()).unwrap().len(), 2);
-        for end in 0..bytes.len() {
-            assert!(decode_changes(bytes.slice(..end)).is_err());
-        }
-    }
 }

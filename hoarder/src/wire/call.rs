@@ -1,10 +1,11 @@
 //! What is asked of a holder, and what it answers: the bodies of `Call` and `Reply`.
 
 use bytes::Bytes;
+use crdt::Dot;
 use crdt::codec::cbor::Writer;
-use crdt::{Dot, ReplicaId};
 use kvdb::PeerId;
 
+use super::payload::{optional_dot, write_optional_dot};
 use super::{WireError, fields, flag, open, peer, peers};
 use crate::barrier::{Durability, UnconfirmedReason};
 use crate::limits::MAX_CALL_BYTES;
@@ -16,6 +17,8 @@ pub enum Operation {
     Read {
         /// A holder that is not ready just now may answer.
         stale: bool,
+        /// The holder first looks whether it has what enough others have: nothing that was confirmed before is missed.
+        confirmed: bool,
         /// What to read.
         payload: Bytes,
     },
@@ -27,6 +30,8 @@ pub enum Operation {
         conditional: bool,
         /// Write even if it cannot be confirmed now.
         attempt: bool,
+        /// A holder that is not ready just now may take it, if it asks for no holders and has no condition.
+        stale: bool,
         /// What to write.
         payload: Bytes,
     },
@@ -38,10 +43,13 @@ impl Operation {
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::with_capacity(64);
         match self {
-            Self::Read { stale, payload } => writer.array(3).uint(0).uint(u64::from(*stale)).bytes(payload),
-            Self::Write { durability, conditional, attempt, payload } => {
+            Self::Read { stale, confirmed, payload } => {
+                writer.array(4).uint(0).uint(u64::from(*stale)).uint(u64::from(*confirmed)).bytes(payload)
+            }
+            Self::Write { durability, conditional, attempt, stale, payload } => {
                 let (mode, k) = durability.map_or((3, 0), Durability::numbers);
-                writer.array(6).uint(1).uint(mode).uint(k).uint(u64::from(*conditional)).uint(u64::from(*attempt)).bytes(payload)
+                writer.array(7).uint(1).uint(mode).uint(k).uint(u64::from(*conditional)).uint(u64::from(*attempt));
+                writer.uint(u64::from(*stale)).bytes(payload)
             }
         };
         writer.into_bytes()
@@ -55,18 +63,21 @@ impl Operation {
         let (mut reader, count, kind) = open(bytes)?;
         let operation = match kind {
             0 => {
-                fields(count, 3)?;
-                Self::Read { stale: flag(&mut reader, "stale")?, payload: reader.bytes("a payload", MAX_CALL_BYTES)? }
+                fields(count, 4)?;
+                let (stale, confirmed) = (flag(&mut reader, "stale")?, flag(&mut reader, "confirmed")?);
+                Self::Read { stale, confirmed, payload: reader.bytes("a payload", MAX_CALL_BYTES)? }
             }
             1 => {
-                fields(count, 6)?;
+                fields(count, 7)?;
                 let (mode, k) = (reader.uint("a durability")?, reader.uint("a number of holders")?);
                 let durability = match (mode, k) {
                     (3, 0) => None,
                     _ => Some(Durability::from_numbers(mode, k).ok_or(WireError::Value { what: "a durability" })?),
                 };
                 let (conditional, attempt) = (flag(&mut reader, "conditional")?, flag(&mut reader, "attempt")?);
-                Self::Write { durability, conditional, attempt, payload: reader.bytes("a payload", MAX_CALL_BYTES)? }
+                let stale = flag(&mut reader, "stale")?;
+                let payload = reader.bytes("a payload", MAX_CALL_BYTES)?;
+                Self::Write { durability, conditional, attempt, stale, payload }
             }
             kind => return Err(WireError::UnknownKind { kind }),
         };
@@ -110,8 +121,8 @@ impl Answer {
             Some(UnconfirmedReason::Views) => 3,
         };
         writer.array(8).uint(0).bytes(&self.served_by.to_bytes()).uint(u64::from(self.stale));
-        writer.bytes(&self.dot.map(|dot| dot.replica.0.to_vec()).unwrap_or_default());
-        writer.uint(self.dot.map_or(0, |dot| dot.seq)).array(self.holders.len());
+        write_optional_dot(&mut writer, self.dot);
+        writer.array(self.holders.len());
         for holder in &self.holders {
             writer.bytes(&holder.to_bytes());
         }
@@ -130,12 +141,7 @@ impl Answer {
         }
         fields(count, 8)?;
         let (served_by, stale) = (peer(&mut reader)?, flag(&mut reader, "stale")?);
-        let (replica, seq) = (reader.bytes("a replica", 16)?, reader.uint("a seq")?);
-        let dot = match (<[u8; 16]>::try_from(replica.as_ref()), seq) {
-            (Err(_), 0) if replica.is_empty() => None,
-            (Ok(replica), 1..) => Some(Dot { replica: ReplicaId(replica), seq }),
-            _ => return Err(WireError::Value { what: "a dot" }),
-        };
+        let dot = optional_dot(&mut reader)?;
         let holders = peers(&mut reader)?;
         let reason = match reader.uint("a reason")? {
             0 => None,

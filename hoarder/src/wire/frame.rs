@@ -99,10 +99,12 @@ pub enum Code {
     StaleView,
     /// No answer: the outcome is unknown. To be retried with the same request id.
     Broken,
+    /// The one asked has not merged the dot that was to be read at.
+    Behind,
 }
 
 impl Code {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Done,
         Self::Unconfirmed,
         Self::Absent,
@@ -112,12 +114,19 @@ impl Code {
         Self::NotReady,
         Self::StaleView,
         Self::Broken,
+        Self::Behind,
     ];
 
     /// Whether the same call may succeed elsewhere or later.
     #[must_use]
     pub fn is_retried(self) -> bool {
         matches!(self, Self::NotReady | Self::StaleView | Self::Broken)
+    }
+
+    /// Whether it says that nothing was written.
+    #[must_use]
+    pub fn is_unwritten(self) -> bool {
+        matches!(self, Self::NoDatabase | Self::Refused | Self::NotEnoughHolders | Self::NotReady | Self::StaleView)
     }
 
     fn number(self) -> u64 {

@@ -3,6 +3,7 @@
 mod beat;
 mod call;
 mod frame;
+mod payload;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,8 @@ use thiserror::Error;
 pub use beat::Beat;
 pub use call::{Answer, Operation};
 pub use frame::{Code, Cover, CoverAnswer, Frame, Purpose, Report, Verdict, frame_len, header};
+pub use payload::Refusal;
+pub(crate) use payload::{Get, decode_entry, decode_ops, decode_outcomes, encode_entry, encode_ops, encode_outcomes};
 
 use crate::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_MEMBERS, MAX_PEER_BYTES};
 use crate::{Epoch, StoreId};

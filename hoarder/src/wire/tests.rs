@@ -159,11 +159,12 @@ fn only_three_codes_are_retried() {
 fn operations_and_answers_have_golden_bytes() {
     use crate::barrier::{Durability, UnconfirmedReason};
     let payload = Bytes::from_static(b"p");
-    let write = |durability| Operation::Write { durability, conditional: true, attempt: false, payload: payload.clone() };
+    let write =
+        |durability| Operation::Write { durability, conditional: true, attempt: false, stale: true, payload: payload.clone() };
     let operations = [
-        (Operation::Read { stale: true, payload: payload.clone() }, "8300014170"),
-        (write(None), "86010300010 04170"),
-        (write(Some(Durability::Prefer(3))), "86010103010 04170"),
+        (Operation::Read { stale: true, confirmed: false, payload: payload.clone() }, "840001004170"),
+        (write(None), "8701030001000 14170"),
+        (write(Some(Durability::Prefer(3))), "8701010301000 14170"),
     ];
     for (operation, expected) in operations {
         assert_eq!(hex(&operation.encode()), expected.replace(' ', ""), "{operation:?}");

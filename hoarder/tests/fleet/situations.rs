@@ -53,7 +53,7 @@ fn code(world: &World, token: u64) -> Code {
 }
 
 fn read(world: &mut World, node: usize, token: u64, database: DatabaseId) -> Code {
-    let operation = Operation::Read { stale: false, payload: Bytes::new() };
+    let operation = Operation::Read { stale: false, confirmed: false, payload: Bytes::new() };
     world.call(node, token, token, database, operation);
     world.until("read", 15, |world| world.replies.contains_key(&token));
     code(world, token)
@@ -183,7 +183,7 @@ fn situation_05_r27_a_fresh_holder_serves_nothing_before_it_has_what_was_confirm
     world.cut.insert((left, fresh));
     for token in 20..40 {
         assert_ne!(world.readiness(fresh, &database), Readiness::Ready);
-        world.call(fresh, token, token, database, Operation::Read { stale: false, payload: Bytes::new() });
+        world.call(fresh, token, token, database, Operation::Read { stale: false, confirmed: false, payload: Bytes::new() });
         world.run(SECOND);
     }
     assert!((20..40).all(|token| world.replies.get(&token).is_none_or(|(code, _)| *code != Code::Done && *code != Code::Absent)));
@@ -540,7 +540,7 @@ fn situation_15_after_a_pause_of_hours_while_others_took_over_nothing_stale_is_s
     confirm(&mut world, (paused + 1) % 3, 10, database, 2);
     // It wakes with a read in its queue: the first thing it notices is the pause.
     world.run(4 * 3_600 * SECOND - 60 * SECOND - 100);
-    world.call(paused, 11, 11, database, Operation::Read { stale: false, payload: Bytes::new() });
+    world.call(paused, 11, 11, database, Operation::Read { stale: false, confirmed: false, payload: Bytes::new() });
     world.run(200);
     let stale =
         world.replies.get(&11).is_some_and(|(code, answer)| *code == Code::Done && answer.served_by == world.nodes[paused].peer);

@@ -4,18 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hoarder::controller::Options;
-use hoarder::driver::Placement;
-use hoarder::{Durability, Fleet, FleetError, PeerId};
+use hoarder::{DatabaseSettings, Durability, Fleet, FleetError, PeerId, Placement, ReadOptions, Refusal, WriteOptions};
 use kvdb::{DatabaseName, Key, Multiaddr, NetworkOptions, Node, NodeOptions};
 use tempfile::TempDir;
 
-struct Member {
-    directory: TempDir,
-    node: Node,
-    fleet: Option<Fleet>,
+pub(crate) struct Member {
+    pub(crate) directory: TempDir,
+    pub(crate) node: Node,
+    pub(crate) fleet: Option<Fleet>,
 }
 
-fn options(members: &BTreeSet<PeerId>) -> Options {
+pub(crate) fn options(members: &BTreeSet<PeerId>) -> Options {
     let mut options = Options { members: members.clone(), ..Options::default() };
     // As quick as a test wants it; the proportions are the usual ones.
     options.beat_interval = Duration::from_millis(300);
@@ -28,7 +27,7 @@ fn options(members: &BTreeSet<PeerId>) -> Options {
     options
 }
 
-async fn open(directory: &TempDir, bootstrap: Vec<Multiaddr>) -> Node {
+pub(crate) async fn open(directory: &TempDir, bootstrap: Vec<Multiaddr>) -> Node {
     let listen = vec!["/ip4/127.0.0.1/tcp/0".parse().unwrap()];
     let network = NetworkOptions { listen, bootstrap, ..NetworkOptions::default() };
     let mut options = NodeOptions::new(directory.path());
@@ -36,7 +35,7 @@ async fn open(directory: &TempDir, bootstrap: Vec<Multiaddr>) -> Node {
     Node::open(options).await.unwrap()
 }
 
-async fn three() -> Vec<Member> {
+pub(crate) async fn three() -> Vec<Member> {
     let mut members: Vec<Member> = Vec::new();
     for _ in 0..3 {
         let directory = tempfile::tempdir().unwrap();
@@ -52,24 +51,31 @@ async fn three() -> Vec<Member> {
     members
 }
 
-fn fleet(member: &Member) -> &Fleet {
+pub(crate) fn fleet(member: &Member) -> &Fleet {
     member.fleet.as_ref().unwrap()
 }
 
+pub(crate) async fn value(member: &Member, name: &DatabaseName, key: &Key) -> Option<bytes::Bytes> {
+    let read = fleet(member).get(name, key, ReadOptions::default()).await.unwrap();
+    assert!(!read.stale);
+    read.entry.map(|entry| entry.value)
+}
+
 /// Until the fleet knows itself it says so.
-async fn create(member: &Member, name: &DatabaseName, holders: u8) {
-    let mut created = fleet(member).create(name, holders).await;
+pub(crate) async fn create(member: &Member, name: &DatabaseName, holders: u8) {
+    let settings = DatabaseSettings { holders, durability: None };
+    let mut created = fleet(member).create(name, settings).await;
     for _ in 0..150 {
         if created.is_ok() {
             break;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
-        created = fleet(member).create(name, holders).await;
+        created = fleet(member).create(name, settings).await;
     }
     created.unwrap();
 }
 
-async fn wait(what: &str, member: &Member, name: &DatabaseName, condition: impl Fn(&Placement) -> bool) -> Placement {
+pub(crate) async fn wait(what: &str, member: &Member, name: &DatabaseName, condition: impl Fn(&Placement) -> bool) -> Placement {
     for _ in 0..600 {
         if let Ok(placement) = fleet(member).placement(name).await
             && condition(&placement)
@@ -92,7 +98,7 @@ async fn three_nodes_hold_a_database_with_two_confirm_writes_and_go_on_when_one_
     // Any node takes a write for any database; the answer names two holders.
     for (number, member) in members.iter().enumerate() {
         let key = Key::parse(&format!("/k/{number}")).unwrap();
-        let confirmed = fleet(member).put(&name, &key, format!("v{number}"), Some(Durability::Require(2))).await.unwrap();
+        let confirmed = fleet(member).put(&name, &key, format!("v{number}"), Durability::Require(2)).await.unwrap();
         assert_eq!(confirmed.holders.len(), 2, "{confirmed:?}");
         assert!(confirmed.dot.is_some());
     }
@@ -107,14 +113,14 @@ async fn three_nodes_hold_a_database_with_two_confirm_writes_and_go_on_when_one_
             .await;
     }
     let key = Key::parse("/k/after").unwrap();
-    let confirmed = fleet(&members[0]).put(&name, &key, "v", Some(Durability::Require(2))).await.unwrap();
+    let confirmed = fleet(&members[0]).put(&name, &key, "v", Durability::Require(2)).await.unwrap();
     assert!(!confirmed.holders.contains(&holder));
     for member in &members {
         for number in 0..3 {
             let key = Key::parse(&format!("/k/{number}")).unwrap();
-            assert_eq!(fleet(member).get(&name, &key).await.unwrap().unwrap(), format!("v{number}"));
+            assert_eq!(value(member, &name, &key).await.unwrap(), format!("v{number}"));
         }
-        assert_eq!(fleet(member).get(&name, &Key::parse("/none").unwrap()).await.unwrap(), None);
+        assert_eq!(value(member, &name, &Key::parse("/none").unwrap()).await, None);
     }
     for member in &members {
         fleet(member).close().await;
@@ -130,7 +136,7 @@ async fn a_member_that_comes_back_catches_up_and_another_number_of_holders_is_ta
     create(&members[0], &name, 2).await;
     wait("two holders", &members[0], &name, |placement| placement.ready.len() == 2).await;
     let key = |number: usize| Key::parse(&format!("/k/{number}")).unwrap();
-    fleet(&members[1]).put(&name, &key(0), "before", None).await.unwrap();
+    fleet(&members[1]).put(&name, &key(0), "before", WriteOptions::default()).await.unwrap();
 
     // One goes; what is written meanwhile it has not got.
     let Member { directory, node, fleet: left } = members.remove(2);
@@ -139,7 +145,7 @@ async fn a_member_that_comes_back_catches_up_and_another_number_of_holders_is_ta
     node.close().await.unwrap();
     drop(node);
     wait("two holders", &members[0], &name, |placement| placement.ready.len() == 2 && !placement.ready.contains(&peer)).await;
-    fleet(&members[0]).put(&name, &key(1), "meanwhile", Some(Durability::Require(2))).await.unwrap();
+    fleet(&members[0]).put(&name, &key(1), "meanwhile", Durability::Require(2)).await.unwrap();
 
     let known = members.iter().flat_map(|member| member.node.listen_addresses()).collect();
     let node = open(&directory, known).await;
@@ -150,16 +156,16 @@ async fn a_member_that_comes_back_catches_up_and_another_number_of_holders_is_ta
     for member in &members {
         wait("three holders", member, &name, |placement| placement.ready.len() == 3).await;
     }
-    let confirmed = fleet(&members[2]).put(&name, &key(2), "all", Some(Durability::Require(3))).await.unwrap();
+    let confirmed = fleet(&members[2]).put(&name, &key(2), "all", Durability::Require(3)).await.unwrap();
     assert_eq!(confirmed.holders.len(), 3);
-    for (number, value) in ["before", "meanwhile", "all"].into_iter().enumerate() {
-        assert_eq!(fleet(&members[2]).get(&name, &key(number)).await.unwrap().unwrap(), value);
+    for (number, expected) in ["before", "meanwhile", "all"].into_iter().enumerate() {
+        assert_eq!(value(&members[2], &name, &key(number)).await.unwrap(), expected);
     }
     // Asked for more than there are to be, nothing is written.
-    let refused = fleet(&members[0]).put(&name, &key(9), "x", Some(Durability::Require(4))).await;
-    assert!(matches!(refused, Err(FleetError::Refused { .. })), "{refused:?}");
-    assert_eq!(fleet(&members[0]).get(&name, &key(9)).await.unwrap(), None);
-    let nowhere = fleet(&members[0]).get(&"b".parse().unwrap(), &key(0)).await;
+    let refused = fleet(&members[0]).put(&name, &key(9), "x", Durability::Require(4)).await;
+    assert_eq!(refused, Err(FleetError::Refused(Refusal::MoreThanHolders { needed: 4, holders: 3 })));
+    assert_eq!(value(&members[0], &name, &key(9)).await, None);
+    let nowhere = fleet(&members[0]).get(&"b".parse().unwrap(), &key(0), ReadOptions::default()).await;
     assert_eq!(nowhere, Err(FleetError::NoDatabase));
     for member in &members {
         fleet(member).close().await;

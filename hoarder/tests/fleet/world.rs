@@ -528,7 +528,8 @@ impl World {
             self.asked.insert(token, (database, k));
         }
         let payload = Bytes::copy_from_slice(&request.to_be_bytes()[7..]);
-        let operation = Operation::Write { durability: Some(durability), conditional: false, attempt: false, payload };
+        let operation =
+            Operation::Write { durability: Some(durability), conditional: false, attempt: false, stale: true, payload };
         self.call(number, token, request, database, operation);
     }
 
