@@ -30,7 +30,8 @@ async fn situation_05_conditions_are_right_whichever_node_is_asked_and_a_retry_g
     let mut last: Option<Dot> = None;
     for (number, member) in members.iter().enumerate() {
         // Of the three only the first finds nothing; each of them replaces what the one before it has put.
-        let absent = Batch::from(Op::put(key("/c"), format!("{number}")).if_absent()).request(RequestId([number as u8; 16]));
+        let absent = Batch::from(Op::put(key("/c"), format!("{number}")).if_absent())
+            .request(RequestId([u8::try_from(number).unwrap(); 16]));
         let put = fleet(member).batch(&name, absent.clone(), options).await;
         match last {
             None => last = put.clone().unwrap().dot,

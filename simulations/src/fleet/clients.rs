@@ -139,11 +139,15 @@ impl World {
         let Some((database, _)) = controller.registry().current(name) else { return false };
         self.observe_fleet(&FleetSeen::Asked { node, database, asked: &asked });
         let operation = match &asked.read {
-            Some(key) => Operation::Read { stale: asked.stale, payload: Bytes::copy_from_slice(key.as_str().as_bytes()) },
+            Some(key) => {
+                let payload = Bytes::copy_from_slice(key.as_str().as_bytes());
+                Operation::Read { stale: asked.stale, confirmed: false, payload }
+            }
             None => Operation::Write {
                 durability: asked.durability,
                 conditional: asked.conditional,
                 attempt: false,
+                stale: true,
                 payload: Bytes::copy_from_slice(&asked.number.to_be_bytes()),
             },
         };
