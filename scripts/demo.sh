@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Three nodes on this machine that keep one database equal: `demo.sh start`, `demo.sh stop`.
+# A fleet of three nodes on this machine, of which one is killed: `demo.sh start`, `demo.sh stop`.
 #
 # KVDB_DEMO_DIR        where data, logs and process ids go (.demo)
 # KVDB_DEMO_HTTP_PORT  port of node 1's HTTP; nodes 2 and 3 take the next two (7101)
@@ -12,7 +12,9 @@ readonly HTTP_PORT="${KVDB_DEMO_HTTP_PORT:-7101}"
 readonly PEER_PORT="${KVDB_DEMO_PEER_PORT:-7201}"
 readonly DATABASE=debian
 readonly NODES="1 2 3"
-readonly READY_SECONDS=30 EQUAL_SECONDS=60
+readonly READY_SECONDS=60 EQUAL_SECONDS=90
+# Quicker than the defaults, so that nobody waits long for a death to be believed.
+readonly TIMES=(--fleet-beat-ms 300 --fleet-suspect-ms 1500 --fleet-dead-ms 3000 --fleet-settle-ms 2000 --fleet-quiet-ms 3000)
 # What one writer writes in a round: each batch is one `kvdb import`, and a tenth of the keys are the same on all nodes.
 readonly BATCHES=20 BATCH_KEYS=100
 # Settings of the user's own node are not meant for these.
@@ -21,6 +23,8 @@ for name in "${!KVDB_@}"; do
 done
 KVDB="$(scripts/cargo target-dir)/release/kvdb"
 readonly KVDB
+# When writers give up.
+readonly WRITE_END=$((SECONDS + 600))
 
 say() { printf '\n== %s\n' "$*"; }
 note() { printf '   %s\n' "$*"; }
@@ -42,12 +46,32 @@ pid_of() {
   esac
 }
 
+id_of() { cat "$DIR/node-$1.id"; }
+
+# The node with this identity.
+node_of() {
+  local node
+  for node in $NODES; do
+    if [ "$(id_of "$node")" = "$1" ]; then echo "$node"; fi
+  done
+}
+
+# Identities first: every member must know all.
+init_nodes() {
+  local node
+  for node in $NODES; do
+    "$KVDB" init --data-dir "$DIR/node-$node" | sed -n 's/^peer //p' >"$DIR/node-$node.id"
+  done
+}
+
 start_node() {
-  local node=$1 other others=()
+  local node=$1 other others=() members=()
   for other in $NODES; do
     [ "$other" = "$node" ] || others+=("/ip4/127.0.0.1/tcp/$(peer_port "$other")")
+    members+=("$(id_of "$other")")
   done
-  nohup "$KVDB" run --data-dir "$DIR/node-$node" --databases "$DATABASE" \
+  nohup "$KVDB" run --data-dir "$DIR/node-$node" --databases '' \
+    --fleet-members "$(IFS=,; echo "${members[*]}")" "${TIMES[@]}" \
     --http-listen "127.0.0.1:$(http_port "$node")" --p2p-listen "/ip4/127.0.0.1/tcp/$(peer_port "$node")" \
     --p2p-bootstrap "$(IFS=,; echo "${others[*]}")" </dev/null >>"$DIR/node-$node.log" 2>&1 &
   echo $! >"$DIR/node-$node.pid"
@@ -96,10 +120,33 @@ http_get() {
 
 port_is_taken() { (exec 9<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# A node's "keys digest".
+# The nodes that serve the database, by the view of the given one.
+holders() {
+  local id ids
+  ids=$(kvdb_at "$1" placement "$DATABASE" 2>/dev/null | sed -n 's/^  ready //p' | tr ',' ' ')
+  for id in $ids; do node_of "$id"; done | xargs
+}
+
+# Waits until so many nodes serve the database, without the given one.
+wait_holders() {
+  local from=$1 count=$2 without=$3 found end=$((SECONDS + EQUAL_SECONDS))
+  while :; do
+    found=$(holders "$from")
+    case " $found " in *" $without "*) ;; *)
+      if [ "$(wc -w <<<"$found")" -ge "$count" ]; then
+        note "served by nodes $found"
+        return
+      fi ;;
+    esac
+    [ "$SECONDS" -lt "$end" ] || die "$count holders without node $without were not ready after $EQUAL_SECONDS s: $found"
+    sleep 0.2
+  done
+}
+
+# A node's "keys digest", of what it holds itself.
 state_of() {
   local body
-  body=$(http_get "$1" "/v1/databases/$DATABASE" | tr -d ' \r\n')
+  body=$(http_get "$1" "/v1/databases" | tr -d ' \r\n')
   [[ $body =~ \"keys\":([0-9]+) ]] || return 1
   local keys=${BASH_REMATCH[1]}
   [[ $body =~ \"digest\":\"([0-9a-f]+)\" ]] || return 1
@@ -147,7 +194,11 @@ write_round() {
   local round=$1 node=$2 done_file="$DIR/round-$1-node-$2" from
   from=$(cat "$done_file" 2>/dev/null || echo 0)
   for ((n = from; n < BATCHES; n++)); do
-    batch "$round" "$node" "$n" | kvdb_at "$node" import >>"$DIR/writers.log" 2>&1 || return 1
+    # What was not confirmed in time is put again: the same keys with the same values.
+    until batch "$round" "$node" "$n" | kvdb_at "$node" import >>"$DIR/writers.log" 2>&1; do
+      pid_of "$node" >/dev/null || return 1
+      [ "$SECONDS" -lt "$WRITE_END" ] || return 1
+    done
     echo $((n + 1)) >"$done_file.new"
     mv "$done_file.new" "$done_file"
   done
@@ -190,31 +241,43 @@ import_data() {
   KEYS=$keys
 }
 
-write_at_once() {
-  local node writers=()
-  for node in $NODES; do
-    write_round 1 "$node" &
-    writers+=($!)
+create_database() {
+  local end=$((SECONDS + READY_SECONDS))
+  # A fleet begins once all its members are there.
+  until kvdb_at 1 database create "$DATABASE" --holders 2 >"$DIR/create.log" 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || die "the database cannot be made: $(cat "$DIR/create.log")"
+    sleep 0.2
   done
-  for pid in "${writers[@]}"; do
-    wait "$pid" || die "a writer has failed; see $DIR/writers.log"
-  done
+  note "$(cat "$DIR/create.log")"
 }
 
-kill_one_during_writes() {
-  local writer1 writer2 writer3
-  write_round 2 1 & writer1=$!
-  write_round 2 2 & writer2=$!
-  write_round 2 3 & writer3=$!
-  until [ "$(batches_done 2 2)" -ge 3 ]; do
-    kill -0 "$writer2" 2>/dev/null || die "the writer at node 2 has ended too early; see $DIR/writers.log"
+put_one() {
+  local said
+  said=$(kvdb_at 3 put /greetings/hello 'Hello, fleet' --require 2) || die 'the put was not confirmed'
+  note "kvdb put /greetings/hello 'Hello, fleet' --require 2   at node 3 says:"
+  note "$said"
+}
+
+kill_a_holder_during_writes() {
+  local node writers=() nodes=()
+  VICTIM=$(holders 1 | cut -d' ' -f1)
+  for node in $NODES; do
+    write_round 1 "$node" &
+    writers+=($!) nodes+=("$node")
+  done
+  until [ "$(batches_done 1 "$VICTIM")" -ge 3 ]; do
+    kill -0 "${writers[VICTIM - 1]}" 2>/dev/null || die "the writer at node $VICTIM has ended too early; see $DIR/writers.log"
     sleep 0.01
   done
-  kill -KILL "$(pid_of 2)"
-  if wait "$writer2"; then die 'the writer at node 2 was done before the kill'; fi
-  note "node 2 killed after it had confirmed $(($(batches_done 2 2) * BATCH_KEYS)) keys; nodes 1 and 3 go on"
-  wait "$writer1" || die "the writer at node 1 has failed; see $DIR/writers.log"
-  wait "$writer3" || die "the writer at node 3 has failed; see $DIR/writers.log"
+  kill -KILL "$(pid_of "$VICTIM")"
+  note "node $VICTIM, a holder, killed after $(($(batches_done 1 "$VICTIM") * BATCH_KEYS)) keys through it were confirmed; the others go on"
+  for node in "${!writers[@]}"; do
+    if wait "${writers[node]}"; then
+      note "node ${nodes[node]}: all $((BATCHES * BATCH_KEYS)) keys confirmed by two holders"
+    elif [ "${nodes[node]}" != "$VICTIM" ]; then
+      die "the writer at node ${nodes[node]} has failed; see $DIR/writers.log"
+    fi
+  done
 }
 
 on_exit() {
@@ -240,31 +303,44 @@ start() {
   trap on_exit EXIT
   trap 'exit 130' INT TERM
   STARTED=yes
-  say 'Starting three nodes'
+  say 'Starting a fleet of three nodes'
+  init_nodes
   for node in $NODES; do start_node "$node"; done
   for node in $NODES; do
     wait_ready "$node"
-    note "node $node: http://127.0.0.1:$(http_port "$node"), peers on port $(peer_port "$node"), data in $DIR/node-$node"
+    note "node $node: http://127.0.0.1:$(http_port "$node"), data in $DIR/node-$node, $(id_of "$node")"
   done
 
-  say 'Importing what is installed on this machine into node 1'
+  say 'Making a database that two of the three hold'
+  create_database
+  wait_holders 1 2 none
+
+  say 'Writing through any node: the answer names the holders that have it on disk'
+  put_one
+
+  say 'Importing what is installed on this machine through node 1, each batch confirmed by two holders'
   import_data
-  # shellcheck disable=SC2086
-  wait_equal "$KEYS" $NODES
 
-  say "Writing on all three at once, $((BATCHES * BATCH_KEYS)) keys each"
-  write_at_once
-  # shellcheck disable=SC2086
-  wait_equal $((KEYS + $(keys_of_round))) $NODES
+  say 'Killing a holder (SIGKILL) while all three nodes write'
+  kill_a_holder_during_writes
+  local alive=1
+  [ "$VICTIM" != 1 ] || alive=2
+  say 'The third node takes over once it has everything'
+  wait_holders "$alive" 2 "$VICTIM"
 
-  say 'Killing node 2 (SIGKILL) while all three write'
-  kill_one_during_writes
-  say 'Starting node 2 again, and writing the rest through it'
-  start_node 2
-  wait_ready 2
-  write_round 2 2 || die "the writer at node 2 has failed; see $DIR/writers.log"
+  say "Starting node $VICTIM again, and writing the rest through it"
+  start_node "$VICTIM"
+  wait_ready "$VICTIM"
+  write_round 1 "$VICTIM" || die "the writer at node $VICTIM has failed; see $DIR/writers.log"
+
+  say 'Raising the database to three holders: all three nodes end equal'
+  local end=$((SECONDS + READY_SECONDS))
+  until kvdb_at "$alive" database holders "$DATABASE" 3 >>"$DIR/create.log" 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || die "the holders cannot be raised: $(tail -n 1 "$DIR/create.log")"
+    sleep 0.2
+  done
   # shellcheck disable=SC2086
-  wait_equal $((KEYS + 2 * $(keys_of_round))) $NODES
+  wait_equal $((KEYS + 1 + $(keys_of_round))) $NODES
 
   farewell
 }
@@ -272,15 +348,17 @@ start() {
 farewell() {
   cat <<EOF
 
-== Done: three equal nodes are running. To try next:
+== Done: a fleet of three nodes is running. To try next:
 
    alias kvdb='$KVDB'
    export KVDB_SERVER=http://127.0.0.1:$(http_port 1) KVDB_DB=$DATABASE
-   kvdb put /greetings/hello 'Hello, world'
+   kvdb put /greetings/hello 'Hello, world' --require 3
    kvdb get /greetings/hello --server http://127.0.0.1:$(http_port 3)
    kvdb ls /debian/shells
+   kvdb members
+   kvdb placement $DATABASE
+   kvdb claims
    kvdb status
-   kvdb peers
    curl http://127.0.0.1:$(http_port 2)/v1/databases/$DATABASE/keys/greetings/hello
 
    make demo-stop

@@ -70,3 +70,31 @@ pub const MAX_IMPORT_LINE_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_KEY_BYTES) +
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Client side: how long an answer may take to begin.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// Shortest and longest time that a call of a fleet may wait, in milliseconds.
+pub const DEADLINE_MS: (u64, u64) = (100, 60_000);
+/// Shortest and longest time between heartbeats of a fleet, in milliseconds.
+pub const BEAT_MS: (u64, u64) = (50, 60_000);
+/// Longest silence and longest settle window of a fleet, in milliseconds.
+pub const MAX_FLEET_WAIT_MS: u64 = 600_000;
+/// Longest quiet time of a holder that is no longer wanted, in milliseconds: a day.
+pub const MAX_QUIET_MS: u64 = 86_400_000;
+/// Longest time for which the claim of a member that is gone is kept, in seconds: a year.
+pub const MAX_DEAD_CLAIM_SECONDS: u64 = 31_536_000;
+
+/// Requests that are passed on to other members of a fleet at once.
+pub const MAX_FORWARDED: usize = 512;
+/// Requests of other members that are served at once.
+pub const MAX_MEMBER_REQUESTS: usize = 512;
+/// Members that a read is passed on to before this node looks again.
+pub const MAX_FORWARDS: usize = 4;
+/// Pause before it looks again.
+pub const FORWARD_AGAIN: Duration = Duration::from_millis(100);
+/// How long a member may take to begin its answer, beyond what the request itself lets it wait.
+pub const FORWARD_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the answer of a member may be silent: a listing that finds little is.
+pub const FORWARD_SILENCE: Duration = Duration::from_secs(300);
+/// Pause between two attempts to make the databases that are configured.
+pub const CREATE_AGAIN: Duration = Duration::from_millis(500);
+/// How long a stop waits for the good-bye to the fleet.
+pub const FLEET_GOOD_BYE: Duration = Duration::from_secs(2);

@@ -90,6 +90,26 @@ pub enum Code {
     HistoryFull,
     /// It is in a data directory that could not be opened.
     DirectoryUnavailable,
+    /// This node is in no fleet.
+    NoFleet,
+    /// There is no such member.
+    NoMember,
+    /// The database is there already, otherwise.
+    DatabaseExists,
+    /// This is done on one node that holds the database, and this one does not.
+    NotHeldHere,
+    /// Committed, and not on the disks of so many holders in time.
+    Unconfirmed,
+    /// Too few holders are ready.
+    NotEnoughHolders,
+    /// No ready holder was reached, or this node does not know the fleet yet.
+    NotReady,
+    /// Between members: who asked has an old view.
+    StaleView,
+    /// No answer came from whoever took the write.
+    NoAnswer,
+    /// A change of the fleet's records is written, and was not with more than half of the members in time.
+    RegistryUnconfirmed,
 }
 
 /// Whether the write of a failed request exists.
@@ -149,6 +169,16 @@ impl Code {
             Self::NoNetwork => (409, "No network"),
             Self::DiskFull => (507, "The disk is full"),
             Self::HistoryFull => (507, "Too much history is on no other node"),
+            Self::NoFleet => (409, "This node is in no fleet"),
+            Self::NoMember => (404, "No such member"),
+            Self::DatabaseExists => (409, "The database is there already"),
+            Self::NotHeldHere => (409, "Not held by this node"),
+            Self::Unconfirmed => (503, "Written, not confirmed"),
+            Self::NotEnoughHolders => (503, "Too few holders are ready"),
+            Self::NotReady => (503, "No ready holder was reached"),
+            Self::StaleView => (503, "Not served by this member"),
+            Self::NoAnswer => (503, "No answer from the holder"),
+            Self::RegistryUnconfirmed => (503, "Written, not known to enough members"),
         }
     }
 
@@ -164,7 +194,11 @@ impl Code {
 
     /// What became of the write, and whether the same request may succeed later, unless the case says otherwise.
     fn usual(self) -> (Outcome, bool) {
-        let outcome = if self == Self::CommitFailed { Outcome::MaybeWritten } else { Outcome::NotWritten };
+        let outcome = match self {
+            Self::CommitFailed | Self::NoAnswer => Outcome::MaybeWritten,
+            Self::Unconfirmed | Self::RegistryUnconfirmed => Outcome::Written,
+            _ => Outcome::NotWritten,
+        };
         let retry = matches!(
             self,
             Self::BodyTimeout
@@ -176,12 +210,30 @@ impl Code {
                 | Self::NotCovered
                 | Self::NotHeld
                 | Self::NotCaughtUp
+                | Self::Unconfirmed
+                | Self::NotEnoughHolders
+                | Self::NotReady
+                | Self::StaleView
+                | Self::NoAnswer
+                | Self::RegistryUnconfirmed
         );
         (
             outcome,
             retry || matches!(self, Self::Closed | Self::Poisoned | Self::DiskFull | Self::HistoryFull | Self::CommitFailed),
         )
     }
+}
+
+/// Where a write is that was not confirmed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Whereabouts {
+    /// The write, if it is known.
+    pub dot: Option<String>,
+    /// The nodes that have it on disk.
+    pub holders: Vec<String>,
+    /// The request id with which a retry is safe.
+    pub request: Option<String>,
 }
 
 /// One error, as sent.
@@ -204,6 +256,9 @@ pub struct Problem {
     /// Where a condition does not hold: the dot of what is there, null when nothing is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub current: Option<Box<serde_json::Value>>,
+    /// Of a write in a fleet that may exist: where it is, and by which name a retry is safe.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub write: Option<Box<Whereabouts>>,
     /// Whether the request's write exists.
     pub outcome: Outcome,
     /// Whether the same request may succeed later.
@@ -218,7 +273,7 @@ impl Problem {
         let name = serde_json::to_value(code).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
         let kind = format!("urn:kvdb:problem:{name}");
         let (title, detail) = (title.into(), detail.into());
-        Self { kind, title, status, code, detail, limit: code.limit(), current: None, outcome, retry }
+        Self { kind, title, status, code, detail, limit: code.limit(), current: None, write: None, outcome, retry }
     }
 
     /// The same error with the limit that was exceeded.
@@ -232,6 +287,22 @@ impl Problem {
     #[must_use]
     pub fn with_current(mut self, dot: Option<kvdb::Dot>) -> Self {
         self.current = Some(Box::new(dot.map_or(serde_json::Value::Null, |dot| dot.to_string().into())));
+        self
+    }
+
+    /// The same error with what is known of the write.
+    #[must_use]
+    pub fn with_write(mut self, write: Whereabouts) -> Self {
+        self.write = Some(Box::new(write));
+        self
+    }
+
+    /// The same error with the request id by which a retry is known, if there may be anything to know.
+    #[must_use]
+    pub fn with_request(mut self, request: String) -> Self {
+        if self.retry {
+            self.write.get_or_insert_default().request = Some(request);
+        }
         self
     }
 

@@ -4,17 +4,20 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use hoarder::{Fleet, FleetError};
 use kvdb::store::StoreOpenError;
 use kvdb::{CloseError, DatabaseName, NetworkError, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
 use tokio::net::TcpListener;
 
-use crate::config::{self, Config, default_file};
+use crate::config::{self, Config, FleetConfig, default_file};
 use crate::http::{App, Server};
+use crate::limits::FLEET_GOOD_BYE;
 
 /// A running daemon.
 pub struct Daemon {
     node: Node,
+    fleet: Option<Fleet>,
     server: Server,
 }
 
@@ -36,6 +39,15 @@ pub enum StartError {
     /// The catalogue cannot be read.
     #[error(transparent)]
     Catalogue(#[from] ReadError),
+    /// The fleet cannot be joined.
+    #[error("fleet: {0}")]
+    Fleet(#[from] FleetError),
+    /// The members' list does not have this node.
+    #[error("fleet.members does not have this node, {peer}")]
+    NoMember {
+        /// This node.
+        peer: PeerId,
+    },
     /// A database cannot be opened.
     #[error("database {name}: {source}")]
     Database {
@@ -69,14 +81,24 @@ impl Daemon {
         let address = config.http.listen;
         let no_http = |source| StartError::Http { address, source };
         let listener = TcpListener::bind(address).await.map_err(no_http)?;
+        let directory = config.node.data_dir.clone();
         let node = Node::open(config.node).await?;
-        if let Err(error) = open_databases(&node, config.databases).await {
-            drop(node.close().await);
-            return Err(error);
-        }
-        let app = App::new(node.clone(), &config.http);
+        let started = match &config.fleet {
+            // What is on disk is opened by the fleet, which knows what this node is to hold.
+            Some(fleet) => join(&node, directory, fleet).await.map(Some),
+            None => open_databases(&node, config.databases.clone()).await.map(|()| None),
+        };
+        let fleet = match started {
+            Ok(fleet) => fleet,
+            Err(error) => {
+                drop(node.close().await);
+                return Err(error);
+            }
+        };
+        let app = App::new(node.clone(), &config.http, fleet.clone().zip(config.fleet.as_ref()));
+        app.create_databases(config.databases);
         let server = Server::start(listener, app).map_err(no_http)?;
-        Ok(Self { node, server })
+        Ok(Self { node, fleet, server })
     }
 
     /// The HTTP interface's URL.
@@ -95,8 +117,26 @@ impl Daemon {
     /// When the node's last sync failed.
     pub async fn stop(self) -> Result<(), CloseError> {
         self.server.stop().await;
+        if let Some(fleet) = &self.fleet {
+            // The others need not find out by themselves.
+            drop(tokio::time::timeout(FLEET_GOOD_BYE, fleet.close()).await);
+        }
         self.node.close().await
     }
+}
+
+/// Becomes a member of the fleet.
+async fn join(node: &Node, directory: PathBuf, config: &FleetConfig) -> Result<Fleet, StartError> {
+    let mut options = config.options.clone();
+    let peer = node.peer_id();
+    // A fleet of its own.
+    if options.members.is_empty() {
+        options.members.insert(peer);
+    }
+    if !options.members.contains(&peer) {
+        return Err(StartError::NoMember { peer });
+    }
+    Ok(Fleet::start(node.clone(), directory, options).await?)
 }
 
 /// Opens what is configured and what is there already, so that a restart replicates what was replicated before.

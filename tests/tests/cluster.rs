@@ -62,6 +62,13 @@ impl Node {
         command
     }
 
+    /// Makes the identity, and returns it, without starting anything.
+    pub(crate) fn init(&self) -> String {
+        let made = kvdb().arg("init").arg("--data-dir").arg(self.dir.path().join("data")).output().unwrap();
+        let text = String::from_utf8(made.stdout).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("peer ")).unwrap_or_else(|| panic!("{text}")).to_owned()
+    }
+
     pub(crate) fn spawn(&mut self, bootstrap: &[u16]) {
         let log = std::fs::File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         self.child = Some(self.command(bootstrap).stderr(log).spawn().unwrap());

@@ -6,6 +6,7 @@ mod cluster;
 mod compact;
 mod crash;
 mod drop;
+mod fleet;
 mod holders;
 mod hostile;
 mod house;

@@ -54,13 +54,23 @@ pub(super) enum Command {
     Compact(CompactArgs),
     /// Look at everything that is stored, and name what is damaged; exit code 1 if anything is
     Verify(VerifyArgs),
-    /// Drop a database on this node, with all its data
+    /// Drop a database with all its data: on this node, or in its fleet
     Drop(DropArgs),
     /// Make, list or move databases
     #[command(visible_alias = "database")]
     Db(DbArgs),
-    /// Show all databases of the node: open or closed, keys, digest, id
+    /// Show all databases of the node, or of its fleet: open or closed, keys, digest, id
     Databases(ShowArgs),
+    /// Show the members of the fleet, or declare one gone for good
+    Members(MembersArgs),
+    /// Show who should hold a database of the fleet, and who does
+    Placement(PlacementArgs),
+    /// Show which member claims which database
+    Claims(ClaimsArgs),
+    /// Let a member hold nothing any more: its databases move to others
+    Drain(DrainArgs),
+    /// Make, change or drop a database of a fleet
+    Database(DatabaseArgs),
     /// Wait until the node has a write, or until several nodes have it on disk, and name these
     #[command(after_help = WAIT_HELP)]
     Wait(WaitArgs),
@@ -145,6 +155,28 @@ pub(super) struct WriteArgs {
     /// When the write is answered: on disk, or before that [default: as the node is configured]
     #[arg(long, value_parser = ["sync", "buffered"])]
     pub(super) durability: Option<String>,
+    #[command(flatten)]
+    pub(super) fleet: FleetWriteArgs,
+}
+
+/// How to write in a fleet.
+#[derive(Args)]
+pub(super) struct FleetWriteArgs {
+    /// In a fleet: once K holders have it on disk, else exit code 4 [default: as many as the database has]
+    #[arg(long, value_name = "K", conflicts_with_all = ["prefer", "local", "durability"], value_parser = clap::value_parser!(u8).range(1..))]
+    pub(super) require: Option<u8>,
+    /// In a fleet: once K holders have it on disk, or at the deadline
+    #[arg(long, value_name = "K", conflicts_with_all = ["local", "durability"], value_parser = clap::value_parser!(u8).range(1..))]
+    pub(super) prefer: Option<u8>,
+    /// In a fleet: once one holder has it on disk
+    #[arg(long, conflicts_with = "durability")]
+    pub(super) local: bool,
+    /// In a fleet: write even if too few holders are ready to confirm it
+    #[arg(long)]
+    pub(super) attempt: bool,
+    /// In a fleet: how long to wait for the holders, at most 1m [default: as the node is configured]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(super) deadline: Option<Duration>,
 }
 
 /// What must hold for a write, and what it replaces.
@@ -203,6 +235,9 @@ pub(super) struct PutArgs {
     /// How long the value is to live, as 90s, 15m, 12h, 7d or 250ms
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(super) ttl: Option<Duration>,
+    /// The node's answer as JSON, with the dot
+    #[arg(long)]
+    pub(super) json: bool,
     #[command(flatten)]
     pub(super) terms: TermsArgs,
     #[command(flatten)]
@@ -217,6 +252,12 @@ pub(super) struct GetArgs {
     /// A JSON record with key, dot, stamp, encoding and value, instead of the bytes
     #[arg(long)]
     pub(super) json: bool,
+    /// In a fleet: only after the holder has compared with so many others that nothing confirmed before is missed
+    #[arg(long, conflicts_with = "stale")]
+    pub(super) confirmed: bool,
+    /// In a fleet: also from a holder that is not ready just now, which may lack something confirmed
+    #[arg(long)]
+    pub(super) stale: bool,
     #[command(flatten)]
     pub(super) at: AtArgs,
     #[command(flatten)]
@@ -280,6 +321,9 @@ pub(super) struct BatchArgs {
 #[derive(Args)]
 pub(super) struct RmArgs {
     pub(super) key: String,
+    /// The node's answer as JSON, with the dot
+    #[arg(long)]
+    pub(super) json: bool,
     #[command(flatten)]
     pub(super) terms: TermsArgs,
     #[command(flatten)]
@@ -329,7 +373,7 @@ pub(super) struct WatchArgs {
     pub(super) prefix: String,
     /// Begin behind this token of an earlier watch of the same node, instead of now
     #[arg(long, value_name = "TOKEN", conflicts_with = "list")]
-    pub(super) from: Option<kvdb::WatchToken>,
+    pub(super) from: Option<String>,
     /// Begin with everything that is there
     #[arg(long)]
     pub(super) list: bool,
@@ -364,6 +408,87 @@ pub(super) struct WaitArgs {
     pub(super) wait: Duration,
     #[command(flatten)]
     pub(super) client: ClientArgs,
+}
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct MembersArgs {
+    #[command(subcommand)]
+    pub(super) command: Option<MembersCommand>,
+    #[command(flatten)]
+    pub(super) show: ShowArgs,
+}
+
+#[derive(Subcommand)]
+pub(super) enum MembersCommand {
+    /// Declare a member gone for good: it counts no more, and its claims are removed
+    Forget {
+        /// Its peer id
+        peer: String,
+        /// Yes, it never comes back
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+}
+
+#[derive(Args)]
+pub(super) struct PlacementArgs {
+    /// Only this database [default: all]
+    pub(super) database: Option<DatabaseName>,
+    #[command(flatten)]
+    pub(super) show: ShowArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ClaimsArgs {
+    #[command(flatten)]
+    pub(super) show: ShowArgs,
+}
+
+#[derive(Args)]
+pub(super) struct DrainArgs {
+    /// The member's peer id [default: the node that is asked]
+    #[arg(value_name = "PEER_ID")]
+    pub(super) node: Option<String>,
+    /// It may hold databases again
+    #[arg(long)]
+    pub(super) undo: bool,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+}
+
+#[derive(Args)]
+pub(super) struct DatabaseArgs {
+    #[command(subcommand)]
+    pub(super) command: DatabaseCommand,
+}
+
+#[derive(Subcommand)]
+pub(super) enum DatabaseCommand {
+    /// Make a database, unless it is there
+    Create {
+        name: DatabaseName,
+        /// How many members hold it, 1 to 5 [default: as the node is configured]
+        #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
+        holders: Option<u8>,
+        /// When writes that do not say it are answered: require(k), prefer(k) or local [default: require of all holders]
+        #[arg(long)]
+        durability: Option<String>,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Give a database another number of holders, while it is in use
+    Holders {
+        name: DatabaseName,
+        #[arg(value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
+        holders: u8,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Drop a database with all its data
+    Drop(DropArgs),
 }
 
 #[derive(Args)]

@@ -34,7 +34,7 @@ pub(super) fn batch(args: &BatchArgs) -> Result<(), Failure> {
         .send(Method::POST, &format!("batch{}", joined(&query)), "application/x-ndjson", &ops)
         .and_then(|response| read_body(response, false))
         .map_err(|failure| match failure.exit {
-            Exit::Unknown => failure.and(&format!("; the same again with --request {id} writes once")),
+            Exit::Unknown if failure.code.is_none() => failure.and(&format!("; the same again with --request {id} writes once")),
             _ => failure,
         })?;
     let mut stdout = std::io::stdout().lock();

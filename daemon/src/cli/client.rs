@@ -214,7 +214,7 @@ pub(super) struct Record {
     pub(super) encoding: Option<crate::encoding::Encoding>,
     pub(super) value: Option<String>,
     end: Option<End>,
-    error: Option<Problem>,
+    error: Option<Box<Problem>>,
 }
 
 /// The last record of a whole listing.

@@ -77,7 +77,9 @@ impl From<Problem> for Failure {
             _ if problem.retry || problem.status >= 500 && problem.status != 501 => Exit::Retry,
             _ => Exit::BadInput,
         };
-        Self { code: Some(problem.code), ..Self::new(exit, problem.detail) }
+        let request = problem.write.and_then(|write| write.request).filter(|_| exit == Exit::Unknown);
+        let again = request.map(|id| format!("; the same again with --request {id} writes once")).unwrap_or_default();
+        Self { code: Some(problem.code), ..Self::new(exit, problem.detail + &again) }
     }
 }
 

@@ -7,7 +7,7 @@ use kvdb::Key;
 use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::args::{AtArgs, GetArgs, PutArgs, RmArgs, SiblingsArgs, TermsArgs, WriteArgs};
+use super::args::{AtArgs, FleetWriteArgs, GetArgs, PutArgs, RmArgs, SiblingsArgs, TermsArgs, WriteArgs};
 use super::client::{DatabaseClient, encode, key_path, read_body, read_json};
 use super::failure::{Exit, Failure};
 use crate::encoding::Encoding;
@@ -25,20 +25,44 @@ pub(super) fn put(args: &PutArgs) -> Result<(), Failure> {
     let path = key_path(&key) + &joined(&query);
     let client = DatabaseClient::new(&args.client)?;
     let header = condition.as_ref().map(|(name, value)| (*name, value.as_str()));
-    client.send_with(Method::PUT, &path, "application/octet-stream", header, &value).map(drop)
+    let response = client.send_with(Method::PUT, &path, "application/octet-stream", header, &value)?;
+    let answer: Value = read_json(response, false)?;
+    show(&answer, args.json)
+}
+
+/// What a write came to: all of it with `--json`, else in a fleet the dot and who has it on disk.
+fn show(answer: &Value, json: bool) -> Result<(), Failure> {
+    let word = |field: &str| answer.get(field).and_then(Value::as_str).unwrap_or("-").to_owned();
+    let text = match answer.get("holders").and_then(Value::as_array) {
+        _ if json => format!("{answer}\n"),
+        None => return Ok(()),
+        Some(holders) => {
+            let holders: Vec<&str> = holders.iter().filter_map(Value::as_str).collect();
+            let ms = answer.get("took_ms").and_then(Value::as_f64).unwrap_or_default();
+            format!("{} on disk at {} in {ms} ms\n", word("dot"), holders.join(","))
+        }
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))
 }
 
 /// `kvdb get`
 pub(super) fn get(args: &GetArgs) -> Result<(), Failure> {
     let key = parse(&args.key)?;
-    let path = key_path(&key) + &joined(&at(&args.at));
+    let flags = [(args.confirmed, "confirmed=true"), (args.stale, "stale=true")];
+    let mut query = at(&args.at);
+    query.extend(flags.iter().filter(|(given, _)| *given).map(|(_, flag)| (*flag).to_owned()));
+    let path = key_path(&key) + &joined(&query);
     let response = DatabaseClient::new(&args.client)?.send(Method::GET, &path, "", &[])?;
     let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-    let (dot, stamp) = (header("kvdb-dot"), header("kvdb-stamp"));
+    let (dot, stamp, served_by) = (header("kvdb-dot"), header("kvdb-stamp"), header("kvdb-served-by"));
     let value = read_body(response, true)?;
     let output = if args.json {
         let (encoding, value) = Encoding::encode(&value);
-        let record = json!({ "key": key.as_str(), "dot": dot, "stamp": stamp, "encoding": encoding, "value": value });
+        let mut record = json!({ "key": key.as_str(), "dot": dot, "stamp": stamp, "encoding": encoding, "value": value });
+        if let Some(fields) = record.as_object_mut().filter(|_| !served_by.is_empty()) {
+            fields.insert("served_by".into(), json!(served_by));
+        }
         format!("{record}\n").into_bytes()
     } else {
         value
@@ -57,7 +81,7 @@ pub(super) fn rm(args: &RmArgs) -> Result<(), Failure> {
     let answer: Value = read_json(response, false)?;
     match answer.get("dot") {
         Some(Value::Null) => Err(Failure::new(Exit::Absent, format!("there is nothing at {key}"))),
-        _ => Ok(()),
+        _ => show(&answer, args.json),
     }
 }
 
@@ -104,9 +128,18 @@ fn at(args: &AtArgs) -> Vec<String> {
     at.into_iter().chain(args.wait.map(|wait| format!("wait={}", wait.as_millis()))).collect()
 }
 
-/// The parameter that asks for a durability.
+/// The parameters that say when a write is answered.
 pub(super) fn durability(args: &WriteArgs) -> Vec<String> {
-    args.durability.iter().map(|word| format!("durability={word}")).collect()
+    let FleetWriteArgs { require, prefer, local, attempt, deadline } = &args.fleet;
+    let word = match (require, prefer, local) {
+        (Some(k), ..) => Some(format!("require({k})")),
+        (None, Some(k), _) => Some(format!("prefer({k})")),
+        (None, None, true) => Some("local".to_owned()),
+        (None, None, false) => args.durability.clone(),
+    };
+    let deadline = deadline.map(|time| format!("deadline_ms={}", time.as_millis()));
+    let attempt = attempt.then(|| "attempt=true".to_owned());
+    word.map(|word| format!("durability={word}")).into_iter().chain(deadline).chain(attempt).collect()
 }
 
 /// A query string of parameters, if there are any.

@@ -8,6 +8,7 @@ mod batch;
 mod client;
 mod compact;
 mod failure;
+mod fleet;
 mod key;
 mod list;
 mod node;
@@ -60,6 +61,11 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Drop(args) => node::drop_database(&args),
         Command::Db(args) => node::db(&args),
         Command::Databases(args) => node::databases(&args),
+        Command::Members(args) => fleet::members(&args),
+        Command::Placement(args) => fleet::placement(&args),
+        Command::Claims(args) => fleet::claims(&args),
+        Command::Drain(args) => fleet::drain(&args),
+        Command::Database(args) => fleet::database(&args),
         Command::Wait(args) => node::wait(&args),
         Command::Import(args) => transfer::import(&args),
         Command::Export(args) => transfer::export(&args),

@@ -2,10 +2,11 @@
 
 use std::io::Write as _;
 
-use serde_json::{Value, json};
+use kvdb::DatabaseName;
+use serde_json::{Map, Value, json};
 use ureq::http::Method;
 
-use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ShowArgs, WaitArgs};
+use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ServerArgs, ShowArgs, WaitArgs};
 use super::client::{Client, DatabaseClient, encode, read_json};
 use super::failure::Failure;
 
@@ -30,6 +31,10 @@ pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
     if let Some(disk) = status.get("disk") {
         let kinds = ["live_bytes", "history_bytes", "engine_bytes"].map(|kind| format!("{kind}={}", word(disk, kind)));
         lines.push(format!("disk {}", kinds.join(" ")));
+    }
+    if let Some(fleet) = status.get("fleet") {
+        let fields = ["members", "live", "databases", "serving", "waiting_writes", "frozen", "draining"];
+        lines.push(format!("fleet {}", fields.map(|field| format!("{field}={}", word(fleet, field))).join(" ")));
     }
     lines.extend(items(&status, "databases").map(database_line));
     lines.extend(items(&status, "peers").map(peer_line));
@@ -66,13 +71,7 @@ pub(super) fn peers(args: &PeersArgs) -> Result<(), Failure> {
 /// `kvdb db`
 pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
     match &args.command {
-        DbCommand::Create { name, server } => {
-            let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), "", &[])?;
-            let new = response.status().as_u16() == 201;
-            let answer: Value = read_json(response, false)?;
-            let what = if new { "made" } else { "there already" };
-            print(&format!("database {name} {what}, id {}", word(&answer, "id")))
-        }
+        DbCommand::Create { name, server } => make_database(name, &Map::new(), server),
         DbCommand::List(args) => {
             let all = catalogue(&Client::new(&args.server)?)?;
             let names = || all.iter().map(|database| word(database, "name") + "\n").collect::<String>();
@@ -82,11 +81,26 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
     }
 }
 
+/// Makes a database, in a fleet with these settings.
+pub(super) fn make_database(name: &DatabaseName, settings: &Map<String, Value>, server: &ServerArgs) -> Result<(), Failure> {
+    // A node that is in no fleet takes no settings.
+    let body = if settings.is_empty() { String::new() } else { json!(settings).to_string() };
+    let kind = if body.is_empty() { "" } else { "application/json" };
+    let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), kind, body.as_bytes())?;
+    let new = response.status().as_u16() == 201;
+    let answer: Value = read_json(response, false)?;
+    let what = if new { "made" } else { "there already" };
+    let holders = answer.get("holders").map(|holders| format!(", holders {holders}")).unwrap_or_default();
+    print(&format!("database {name} {what}, id {}{holders}", word(&answer, "id")))
+}
+
 /// `kvdb drop`
 pub(super) fn drop_database(args: &DropArgs) -> Result<(), Failure> {
     let name = &args.name;
     if !args.yes {
-        return Err(Failure::bad_input(format!("this drops database {name} with all its data on that node; say --yes")));
+        return Err(Failure::bad_input(format!(
+            "this drops database {name} with all its data, on that node or in its whole fleet; say --yes"
+        )));
     }
     Client::new(&args.server)?.send(Method::DELETE, &format!("/v1/databases/{name}"), "", &[])?;
     print(&format!("database {name} dropped"))
@@ -112,13 +126,18 @@ pub(super) fn databases(args: &ShowArgs) -> Result<(), Failure> {
 
 /// All databases of a node, page by page.
 fn catalogue(client: &Client) -> Result<Vec<Value>, Failure> {
+    pages(client, "/v1/databases", "databases")
+}
+
+/// All items of a list that comes in pages.
+pub(super) fn pages(client: &Client, path: &str, field: &str) -> Result<Vec<Value>, Failure> {
     let mut all = Vec::new();
-    let mut path = "/v1/databases".to_owned();
+    let mut at = path.to_owned();
     loop {
-        let page: Value = client.get_json(&path)?;
-        all.extend(items(&page, "databases").cloned());
+        let page: Value = client.get_json(&at)?;
+        all.extend(items(&page, field).cloned());
         let Some(next) = page.get("next").and_then(Value::as_str) else { return Ok(all) };
-        path = format!("/v1/databases?after={}", encode(next));
+        at = format!("{path}?after={}", encode(next));
     }
 }
 
@@ -148,19 +167,19 @@ fn peer_line(peer: &Value) -> String {
     format!("peer {} {address} {fields} synced={}/{all}{disagreeing}{below}", word(peer, "peer_id"), count("synced"))
 }
 
-fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
+pub(super) fn items<'a>(document: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
     document.get(field).and_then(Value::as_array).into_iter().flatten()
 }
 
-fn word(document: &Value, field: &str) -> String {
+pub(super) fn word(document: &Value, field: &str) -> String {
     document.get(field).map(plain).unwrap_or_default()
 }
 
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+pub(super) fn print(text: &str) -> Result<(), Failure> {
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let mut stdout = std::io::stdout().lock();
     write!(stdout, "{text}{end}").and_then(|()| stdout.flush()).map_err(|error| Failure::output(&error))

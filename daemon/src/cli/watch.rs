@@ -74,7 +74,7 @@ pub(super) fn watch(args: &WatchArgs) -> Result<(), Failure> {
     let client = DatabaseClient::watching(&args.client)?;
     let mut output = Output { json: args.json, left: args.limit.unwrap_or(u64::MAX) };
     let mut from = match &args.from {
-        Some(token) => token.to_string(),
+        Some(token) => encode(token),
         None => if args.list { "list" } else { "now" }.to_owned(),
     };
     let mut connected = false;

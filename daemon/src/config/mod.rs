@@ -1,9 +1,11 @@
 //! Configuration: what was written down ([`Raw`]) becomes what is run ([`Config`]).
 
+mod fleet;
 mod raw;
 mod resolve;
 
-pub use raw::{Raw, RawHistory, RawHttp, RawP2p, RawStore, RawToken, RunFlags};
+pub use fleet::FleetConfig;
+pub use raw::{Raw, RawFleet, RawHistory, RawHttp, RawP2p, RawStore, RawToken, RunFlags};
 pub(crate) use resolve::default_file;
 pub use resolve::{Config, ConfigError, Fault, HttpConfig, Scope, Token};
 

@@ -25,6 +25,8 @@ pub struct Raw {
     pub store: RawStore,
     /// History.
     pub history: RawHistory,
+    /// The fleet.
+    pub fleet: RawFleet,
 }
 
 /// The HTTP part.
@@ -114,6 +116,34 @@ pub struct RawHistory {
     pub interval_seconds: Option<u64>,
 }
 
+/// The part about the fleet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawFleet {
+    /// The peer ids of all members.
+    pub members: Option<Vec<String>>,
+    /// Whether this node is a fleet of its own.
+    pub single: Option<bool>,
+    /// Holders of a database that names no number.
+    pub holders: Option<u64>,
+    /// This node's weight in placement.
+    pub capacity: Option<u64>,
+    /// How long a call waits that names no time.
+    pub deadline_ms: Option<u64>,
+    /// Time between heartbeats.
+    pub beat_ms: Option<u64>,
+    /// Silence after which a member is probed.
+    pub suspect_ms: Option<u64>,
+    /// Silence after which a member is dead.
+    pub dead_ms: Option<u64>,
+    /// Time after the start in which nothing is moved.
+    pub settle_ms: Option<u64>,
+    /// Time for which a holder that is no longer wanted goes on, unused.
+    pub quiet_ms: Option<u64>,
+    /// Time after which the claim of a member that is gone may be removed.
+    pub dead_claim_seconds: Option<u64>,
+}
+
 /// What `kvdb run` takes from flags and environment.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = "Configuration (each also as a key of the file)")]
@@ -190,6 +220,94 @@ pub struct RunFlags {
     /// How often history is looked at; 0 for never
     #[arg(long, env = "KVDB_HISTORY_INTERVAL_SECONDS", value_name = "SECONDS")]
     history_interval_seconds: Option<u64>,
+    #[command(flatten)]
+    fleet: FleetFlags,
+}
+
+/// The part of [`RunFlags`] about the fleet.
+#[derive(Clone, Default, Args)]
+#[command(next_help_heading = "Fleet (each also as a key of the file)")]
+struct FleetFlags {
+    /// The peer ids of all members of the fleet, this node among them, separated by commas
+    #[arg(
+        long = "fleet-members",
+        id = "fleet_members",
+        env = "KVDB_FLEET_MEMBERS",
+        value_delimiter = ',',
+        value_name = "PEER_ID"
+    )]
+    members: Option<Vec<String>>,
+    /// A fleet of this node alone: every database has one holder, and losing it loses them
+    #[arg(long = "single", id = "fleet_single", env = "KVDB_FLEET_SINGLE", value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    single: Option<bool>,
+    /// Holders of a database that names no number
+    #[arg(long = "fleet-holders", id = "fleet_holders", env = "KVDB_FLEET_HOLDERS", value_name = "NODES")]
+    holders: Option<u64>,
+    /// This node's weight in placement
+    #[arg(long = "fleet-capacity", id = "fleet_capacity", env = "KVDB_FLEET_CAPACITY", value_name = "WEIGHT")]
+    capacity: Option<u64>,
+    /// How long a call waits that names no time
+    #[arg(long = "fleet-deadline-ms", id = "fleet_deadline_ms", env = "KVDB_FLEET_DEADLINE_MS", value_name = "MS")]
+    deadline_ms: Option<u64>,
+    /// Time between heartbeats
+    #[arg(long = "fleet-beat-ms", id = "fleet_beat_ms", env = "KVDB_FLEET_BEAT_MS", value_name = "MS")]
+    beat_ms: Option<u64>,
+    /// Silence after which a member is probed
+    #[arg(long = "fleet-suspect-ms", id = "fleet_suspect_ms", env = "KVDB_FLEET_SUSPECT_MS", value_name = "MS")]
+    suspect_ms: Option<u64>,
+    /// Silence after which a member is dead
+    #[arg(long = "fleet-dead-ms", id = "fleet_dead_ms", env = "KVDB_FLEET_DEAD_MS", value_name = "MS")]
+    dead_ms: Option<u64>,
+    /// Time after the start in which no database moves
+    #[arg(long = "fleet-settle-ms", id = "fleet_settle_ms", env = "KVDB_FLEET_SETTLE_MS", value_name = "MS")]
+    settle_ms: Option<u64>,
+    /// Time for which a holder that is no longer wanted goes on, unused
+    #[arg(long = "fleet-quiet-ms", id = "fleet_quiet_ms", env = "KVDB_FLEET_QUIET_MS", value_name = "MS")]
+    quiet_ms: Option<u64>,
+    /// Time after which the claim of a member that is gone may be removed
+    #[arg(
+        long = "fleet-dead-claim-seconds",
+        id = "fleet_dead_claim_seconds",
+        env = "KVDB_FLEET_DEAD_CLAIM_SECONDS",
+        value_name = "SECONDS"
+    )]
+    dead_claim_seconds: Option<u64>,
+}
+
+impl FleetFlags {
+    fn into_raw(self) -> RawFleet {
+        RawFleet {
+            members: self.members.map(without_empty),
+            single: self.single,
+            holders: self.holders,
+            capacity: self.capacity,
+            deadline_ms: self.deadline_ms,
+            beat_ms: self.beat_ms,
+            suspect_ms: self.suspect_ms,
+            dead_ms: self.dead_ms,
+            settle_ms: self.settle_ms,
+            quiet_ms: self.quiet_ms,
+            dead_claim_seconds: self.dead_claim_seconds,
+        }
+    }
+}
+
+impl RawFleet {
+    fn over(self, lower: Self) -> Self {
+        Self {
+            members: self.members.or(lower.members),
+            single: self.single.or(lower.single),
+            holders: self.holders.or(lower.holders),
+            capacity: self.capacity.or(lower.capacity),
+            deadline_ms: self.deadline_ms.or(lower.deadline_ms),
+            beat_ms: self.beat_ms.or(lower.beat_ms),
+            suspect_ms: self.suspect_ms.or(lower.suspect_ms),
+            dead_ms: self.dead_ms.or(lower.dead_ms),
+            settle_ms: self.settle_ms.or(lower.settle_ms),
+            quiet_ms: self.quiet_ms.or(lower.quiet_ms),
+            dead_claim_seconds: self.dead_claim_seconds.or(lower.dead_claim_seconds),
+        }
+    }
 }
 
 impl std::fmt::Debug for RunFlags {
@@ -245,6 +363,7 @@ impl RunFlags {
                 hard_mib: self.history_hard_mib,
                 interval_seconds: self.history_interval_seconds,
             },
+            fleet: self.fleet.into_raw(),
         }
     }
 }
@@ -317,6 +436,7 @@ impl Raw {
                 hard_mib: self.history.hard_mib.or(lower.history.hard_mib),
                 interval_seconds: self.history.interval_seconds.or(lower.history.interval_seconds),
             },
+            fleet: self.fleet.over(lower.fleet),
         }
     }
 }

@@ -14,6 +14,7 @@ use kvdb::{
 use thiserror::Error;
 use tracing_subscriber::EnvFilter;
 
+use super::fleet::FleetConfig;
 use super::raw::{Raw, RawHistory, RawHttp, RawP2p, RawStore, RawToken};
 use crate::limits::{MAX_HISTORY_HOLDERS, MAX_HISTORY_SECONDS, MAX_SIZE_MIB, MIN_TOKEN_BYTES, REBROADCAST_SECONDS};
 use kvdb::limits::MAX_SHARDS;
@@ -33,6 +34,8 @@ pub struct Config {
     pub log: String,
     /// The HTTP interface.
     pub http: HttpConfig,
+    /// The fleet that the node is a member of.
+    pub fleet: Option<FleetConfig>,
 }
 
 /// The HTTP interface.
@@ -94,10 +97,10 @@ impl Display for ConfigError {
 }
 
 #[derive(Default)]
-struct Faults(Vec<Fault>);
+pub(super) struct Faults(Vec<Fault>);
 
 impl Faults {
-    fn add(&mut self, key: &'static str, value: impl Display, problem: impl Display) {
+    pub(super) fn add(&mut self, key: &'static str, value: impl Display, problem: impl Display) {
         self.0.push(Fault { key, value: value.to_string(), problem: problem.to_string() });
     }
 
@@ -108,14 +111,14 @@ impl Faults {
         text.parse().map_err(|error: T::Err| self.add(key, format!("{text:?}"), format!("{wanted} ({error})"))).ok()
     }
 
-    fn parse_all<T: FromStr>(&mut self, key: &'static str, texts: &[String], wanted: &str) -> Vec<T>
+    pub(super) fn parse_all<T: FromStr>(&mut self, key: &'static str, texts: &[String], wanted: &str) -> Vec<T>
     where
         T::Err: Display,
     {
         texts.iter().filter_map(|text| self.parse(key, text, wanted)).collect()
     }
 
-    fn within(&mut self, key: &'static str, number: Option<u64>, default: u64, (low, high): (u64, u64)) -> u64 {
+    pub(super) fn within(&mut self, key: &'static str, number: Option<u64>, default: u64, (low, high): (u64, u64)) -> u64 {
         let number = number.unwrap_or(default);
         if !(low..=high).contains(&number) {
             self.add(key, number, format!("must be from {low} to {high}"));
@@ -151,7 +154,11 @@ impl Config {
             faults.add("log", format!("{log:?}"), format!("not a log filter ({error})"));
         }
         let http = http(raw.http, &mut faults);
-        let network = network(raw.p2p, &mut faults);
+        let fleet = FleetConfig::resolve(&raw.fleet, &mut faults);
+        let mut network = network(raw.p2p, &mut faults);
+        if let Some(fleet) = &fleet {
+            admit_members(fleet, network.as_mut(), &mut faults);
+        }
         let store = store(&raw.store, &mut faults);
         let directories = raw.store.directories.unwrap_or_default();
         if directories.len() >= MAX_SHARDS {
@@ -174,7 +181,7 @@ impl Config {
             return Err(ConfigError(faults.0));
         }
         let node = NodeOptions { directories, store, network, durability, history, ..NodeOptions::new(data_dir) };
-        Ok(Self { node, databases: databases.into_iter().collect(), log, http })
+        Ok(Self { node, databases: databases.into_iter().collect(), log, http, fleet })
     }
 }
 
@@ -229,6 +236,21 @@ fn network(raw: RawP2p, faults: &mut Faults) -> Option<NetworkOptions> {
     let enabled = raw.enabled.unwrap_or(true);
     let mdns = raw.mdns.unwrap_or(false);
     enabled.then(|| NetworkOptions { listen, bootstrap, network_key, allow, mdns, rebroadcast_interval })
+}
+
+/// Whoever is let in can write the fleet's own records: unless the operator says otherwise these are its members only.
+fn admit_members(fleet: &FleetConfig, network: Option<&mut NetworkOptions>, faults: &mut Faults) {
+    let members = &fleet.options.members;
+    match network {
+        None => faults.add("p2p.enabled", false, "a fleet needs the network"),
+        Some(NetworkOptions { allow: Some(allow), .. }) => {
+            for peer in members.iter().filter(|peer| !allow.contains(*peer)) {
+                faults.add("p2p.allow", peer, "is among fleet.members and is missing here");
+            }
+        }
+        // A fleet of one lets nobody in; its own id is not known yet, and is not needed.
+        Some(network) => network.allow = Some(members.iter().copied().collect()),
+    }
 }
 
 fn network_key(key: Option<String>, file: Option<&Path>, faults: &mut Faults) -> Option<NetworkKey> {
@@ -314,6 +336,11 @@ mod tests {
             [history]
             holders = 1000
             max_mib = 20000
+            [fleet]
+            members = ["nobody"]
+            holders = 6
+            suspect_ms = 900
+            quiet_ms = 86400001
             "#,
         );
         let keys: Vec<&str> = found.iter().map(|fault| fault.key).collect();
@@ -322,6 +349,10 @@ mod tests {
             "databases",
             "durability",
             "http.listen",
+            "fleet.members",
+            "fleet.holders",
+            "fleet.suspect_ms",
+            "fleet.quiet_ms",
             "p2p.network_key",
             "p2p.listen",
             "p2p.allow",
@@ -353,6 +384,38 @@ mod tests {
             let found = with(token, scopes);
             assert!(!found.is_empty(), "{token} {scopes}");
             assert!(found.iter().all(|fault| fault.key == "http.tokens" && !fault.to_string().contains("short")));
+        }
+    }
+
+    const MEMBERS: [&str; 2] =
+        ["12D3KooWGzBAoAtC4QRaWwqWnLkBqhEmjrmMbPpKUHDVSGgVFLjR", "12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X"];
+
+    #[test]
+    fn only_members_are_let_in_unless_more_are_named_and_half_a_fleet_is_refused() {
+        let fleet = |p2p: &str, fleet: &str| {
+            let text = format!("data_dir = \"d\"\n[p2p]\n{p2p}\n[fleet]\n{fleet}\n");
+            Config::resolve(toml::from_str(&text).unwrap())
+        };
+        let members = format!("members = {MEMBERS:?}");
+        let config = fleet("", &members).unwrap();
+        let allow = config.node.network.unwrap().allow.unwrap();
+        assert_eq!(allow.len(), 2);
+        assert_eq!(config.fleet.map(|fleet| (fleet.holders, fleet.options.members.len())), Some((2, 2)));
+        let single = fleet("", "single = true").unwrap();
+        assert_eq!(single.fleet.map(|fleet| fleet.holders), Some(1));
+        assert_eq!(single.node.network.unwrap().allow.map(|allow| allow.len()), Some(0));
+        assert_eq!(fleet("", "members = []").unwrap().fleet, None);
+        for (p2p, text, key) in [
+            ("enabled = false", members.clone(), "p2p.enabled"),
+            (&format!("allow = [{:?}]", MEMBERS[0]), members.clone(), "p2p.allow"),
+            ("", "holders = 2".to_owned(), "fleet.members"),
+            ("", "single = true\nholders = 2".to_owned(), "fleet.holders"),
+            ("", format!("{members}\nsingle = true"), "fleet.single"),
+            ("", format!("{members}\nholders = 3"), "fleet.holders"),
+            ("", format!("{members}\ndead_ms = 3000"), "fleet.dead_ms"),
+        ] {
+            let faults = fleet(p2p, &text).unwrap_err().0;
+            assert!(faults.iter().any(|fault| fault.key == key), "{p2p} {text}: {faults:?}");
         }
     }
 

@@ -5,18 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use kvdb::{Database, DatabaseId, DatabaseName, Durability, Node};
+use kvdb::{Database, DatabaseId, DatabaseName, Node};
 use serde::Serialize;
 use tokio::sync::watch as signal;
 
 use super::body::Upload;
+use super::fleet::{self, Asker, Member, Target};
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
 use super::{batch, compact, database, keys, list, metrics, node, watch};
-use crate::config::HttpConfig;
+use crate::config::{FleetConfig, HttpConfig};
 use crate::problem::{Code, Problem};
 
 /// The running node as HTTP serves it. Cloning is cheap.
@@ -25,6 +26,8 @@ pub struct App(Arc<Inner>);
 
 struct Inner {
     node: Node,
+    /// Absent: the node keeps replicas on its own.
+    member: Option<Member>,
     guard: Guard,
     metrics: Metrics,
     started: Instant,
@@ -35,18 +38,39 @@ struct Inner {
 }
 
 /// A request without its route.
+#[derive(Clone)]
 pub(super) struct Call {
+    pub(super) method: Method,
+    /// Path and query as they were sent.
+    pub(super) target: Uri,
     pub(super) query: Query,
     pub(super) headers: HeaderMap,
     pub(super) body: Upload,
 }
 
 impl App {
-    /// Serves this node.
-    pub fn new(node: Node, http: &HttpConfig) -> Self {
+    /// Serves this node, and with a fleet what its other members hold.
+    pub fn new(node: Node, http: &HttpConfig, fleet: Option<(hoarder::Fleet, &FleetConfig)>) -> Self {
         let guard = Guard::new(http);
         let (metrics, open, stopping) = (Metrics::default(), Mutex::default(), signal::Sender::new(false));
-        Self(Arc::new(Inner { node, guard, metrics, started: Instant::now(), stopping, open }))
+        let member = fleet.and_then(|(fleet, config)| Member::new(fleet, &node, config));
+        let app = Self(Arc::new(Inner { node, member, guard, metrics, started: Instant::now(), stopping, open }));
+        if let Some(member) = app.member() {
+            member.accept(&app);
+        }
+        app
+    }
+
+    /// Makes the databases that are configured and not there, as soon as the fleet can; nothing without a fleet.
+    pub fn create_databases(&self, databases: Vec<DatabaseName>) {
+        if let Some(member) = self.member() {
+            tokio::spawn(fleet::create_configured(member.clone(), databases));
+        }
+    }
+
+    /// The fleet's member that this node is.
+    pub(super) fn member(&self) -> Option<&Member> {
+        self.0.member.as_ref()
     }
 
     pub(super) fn node(&self) -> &Node {
@@ -82,8 +106,10 @@ impl App {
             // A caller without the scope learns nothing, not even which routes there are.
             let scope = route.as_ref().map_or(Some(crate::config::Scope::Read), Route::scope);
             self.0.guard.check_token(&head.headers, scope)?;
-            let call = Call { query: Query::parse(head.uri.query())?, headers: head.headers, body: upload.clone() };
-            self.dispatch(route?, call).await
+            let query = Query::parse(head.uri.query())?;
+            let target = target(&head.uri);
+            let call = Call { method: head.method.clone(), target, query, headers: head.headers, body: upload.clone() };
+            self.dispatch(route?, call, Asker::Client).await
         };
         let mut response = match answered.await {
             Ok(response) => response,
@@ -106,34 +132,59 @@ impl App {
         response
     }
 
-    async fn dispatch(&self, route: Route, call: Call) -> Result<Response, Problem> {
-        match route {
-            Route::Health => node::health(call),
-            Route::Ready => node::ready(self, call),
-            Route::Metrics => metrics::render(self, call).await,
-            Route::Status => node::status(self, call).await,
-            Route::Peers => node::peers(self, call),
-            Route::Dial => node::dial(self, call).await,
-            Route::Databases => database::all(self, call).await,
-            Route::Database(name) => database::one(self, &name, call).await,
-            Route::DropDatabase(name) => database::drop(self, &name, call).await,
-            Route::CreateDatabase(name) => database::create(self, &name, call).await,
-            Route::Key(name, method, text) => {
-                let database = self.database(&name).await?;
-                match method {
-                    KeyMethod::Get | KeyMethod::Head => keys::get(database, text, call).await,
-                    KeyMethod::Put => keys::put(&database, text, call).await,
-                    KeyMethod::Delete => keys::delete(&database, text, call).await,
-                }
+    /// Answers a request that another member of the fleet passes on, whose token it has judged.
+    pub(super) async fn answer_member(&self, request: Request<Body>) -> Response {
+        let (head, body) = request.into_parts();
+        let answered = async {
+            let route = Route::find(&head.method, head.uri.path())?;
+            let query = Query::parse(head.uri.query())?;
+            let call = Call { method: head.method, target: head.uri, query, headers: head.headers, body: Upload::new(body) };
+            self.dispatch(route, call, Asker::Member).await
+        };
+        answered.await.unwrap_or_else(IntoResponse::into_response)
+    }
+
+    async fn dispatch(&self, route: Route, call: Call, asker: Asker) -> Result<Response, Problem> {
+        match self.member() {
+            Some(member) => fleet::dispatch(self, member, route, call, asker).await,
+            None => match route.database().cloned() {
+                Some(name) => self.local(route, Some(self.database(&name).await?), call).await,
+                None => self.local(route, None, call).await,
+            },
+        }
+    }
+
+    /// Answers a request by what is on this node: `database` is the one that the route names, if it works on an open one.
+    pub(super) async fn local(&self, route: Route, database: Option<Database>, call: Call) -> Result<Response, Problem> {
+        match (route, database) {
+            (Route::Health, _) => node::health(call),
+            (Route::Ready, _) => node::ready(self, call).await,
+            (Route::Metrics, _) => metrics::render(self, call).await,
+            (Route::Status, _) => node::status(self, call).await,
+            (Route::Peers, _) => node::peers(self, call),
+            (Route::Dial, _) => node::dial(self, call).await,
+            (Route::Databases, _) => database::all(self, call).await,
+            (Route::DropDatabase(name), _) => database::drop(self, &name, call).await,
+            (Route::CreateDatabase(name), _) => database::create(self, &name, call).await,
+            (route, _) if route.is_of_fleet() => {
+                let detail = "this node is in no fleet; [fleet] in its configuration makes it a member";
+                Err(Problem::new(Code::NoFleet, detail))
             }
-            Route::List(name) => list::list(&self.database(&name).await?, list::Which::All, call).await,
-            Route::Conflicts(name) => list::list(&self.database(&name).await?, list::Which::Conflicts, call).await,
-            Route::Verify(name) => database::verify(&self.database(&name).await?, call).await,
-            Route::Compact(name) => compact::compact(self.database(&name).await?, call),
-            Route::Batch(name) => batch::batch(&self.database(&name).await?, call).await,
-            Route::Siblings(name) => keys::siblings(self.database(&name).await?, call).await,
-            Route::Wait(name) => database::wait(&self.database(&name).await?, call).await,
-            Route::Watch(name) => watch::watch(self, self.database(&name).await?, call).await,
+            (Route::Database(_), Some(database)) => database::one(database, call).await,
+            (Route::Key(_, method, text), Some(database)) => match method {
+                KeyMethod::Get | KeyMethod::Head => keys::get(database, text, call).await,
+                KeyMethod::Put => keys::put(&Target::Here(database), text, call).await,
+                KeyMethod::Delete => keys::delete(&Target::Here(database), text, call).await,
+            },
+            (Route::List(_), Some(database)) => list::list(&database, list::Which::All, call).await,
+            (Route::Conflicts(_), Some(database)) => list::list(&database, list::Which::Conflicts, call).await,
+            (Route::Verify(_), Some(database)) => database::verify(&database, call).await,
+            (Route::Compact(_), Some(database)) => compact::compact(database, call),
+            (Route::Batch(_), Some(database)) => batch::batch(&Target::Here(database), call).await,
+            (Route::Siblings(_), Some(database)) => keys::siblings(database, call).await,
+            (Route::Wait(_), Some(database)) => database::wait(&database, call).await,
+            (Route::Watch(_), Some(database)) => watch::watch(self, database, call).await,
+            _ => Err(Problem::new(Code::Internal, "a route without its database")),
         }
     }
 
@@ -195,7 +246,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> Result<Resp
     Ok(response)
 }
 
-/// Takes `durability=` out of a query.
-pub(super) fn durability(query: &mut Query) -> Result<Option<Durability>, Problem> {
-    query.take_word("durability", &[("sync", Durability::Sync), ("buffered", Durability::Buffered)])
+/// Path and query alone.
+fn target(uri: &Uri) -> Uri {
+    uri.path_and_query().map_or_else(Uri::default, |target| Uri::from(target.clone()))
 }

@@ -1,15 +1,16 @@
 //! Batches: several ops that become visible together.
 
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::Response;
-use kvdb::{Batch, Database, Durability, Key, Op, OpOutcome};
+use kvdb::{Batch, Key, Op, OpOutcome};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, json};
 use std::time::Duration;
 
-use super::app::{Call, blocking, durability, json};
+use super::app::{Call, blocking};
 use super::body;
-use super::terms::{dot, named, request};
+use super::fleet::{Target, Way, durability};
+use super::terms::dot;
 use crate::encoding::Encoding;
 use crate::limits::{MAX_BATCH_BODY_BYTES, MAX_TTL_MS};
 use crate::problem::{Code, Problem};
@@ -38,9 +39,8 @@ struct OpDocument {
 }
 
 /// `POST …/batch`: everything or nothing.
-pub(super) async fn batch(database: &Database, mut call: Call) -> Result<Response, Problem> {
-    let mut durability = durability(&mut call.query)?;
-    let request = request(&mut call.query)?;
+pub(super) async fn batch(target: &Target, mut call: Call) -> Result<Response, Problem> {
+    let mut way = Way::take(&call.headers, &mut call.query)?;
     call.query.finish()?;
     let lines = match call.headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?")) {
         None => false,
@@ -57,22 +57,17 @@ pub(super) async fn batch(database: &Database, mut call: Call) -> Result<Respons
         lines.map(|(line, number)| parse(line, &format!("line {number}: "))).collect::<Result<_, _>>()?
     } else {
         let document: BatchDocument = parse(&body, "")?;
-        durability = match document.durability.as_deref() {
-            None => durability,
-            Some("sync") => Some(Durability::Sync),
-            Some("buffered") => Some(Durability::Buffered),
-            Some(other) => {
-                let detail = format!("durability {other:?}: one of sync, buffered is needed");
-                return Err(Problem::new(Code::BadRequest, detail));
-            }
-        };
+        if let Some(word) = &document.durability {
+            way.asked = Some(durability(word)?);
+        }
         document.ops
     };
     // Decoding megabytes of base64 is short, but there may be many at once.
     let batch = blocking(move || collect(ops)).await?;
-    let written = database.batch(named(batch, request, durability)).await?;
-    let outcomes: Vec<&str> = written.ops.iter().map(|outcome| word(*outcome)).collect();
-    json(StatusCode::OK, &json!({ "dot": written.dot.map(|dot| dot.to_string()), "ops": outcomes }))
+    let done = target.write(batch, way).await?;
+    let outcomes: Vec<&str> = done.written.ops.iter().map(|outcome| word(*outcome)).collect();
+    let dot = done.written.dot.map(|dot| dot.to_string());
+    done.answer(&mut Map::from_iter([("dot".to_owned(), json!(dot)), ("ops".to_owned(), json!(outcomes))]))
 }
 
 fn parse<T: for<'de> Deserialize<'de>>(json: &[u8], place: &str) -> Result<T, Problem> {

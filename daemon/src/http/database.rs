@@ -37,9 +37,8 @@ fn info(info: &DatabaseInfo) -> Value {
 }
 
 /// `GET /v1/databases/{db}`: its figures.
-pub(super) async fn one(app: &App, name: &DatabaseName, call: Call) -> Result<Response, Problem> {
+pub(super) async fn one(database: Database, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
-    let database = app.database(name).await?;
     json(StatusCode::OK, &blocking(move || figures(&database)).await?)
 }
 

@@ -3,12 +3,13 @@
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
-use kvdb::{Database, Dot, Entry, Key, Op, OpOutcome, Written};
-use serde_json::{Value, json};
+use kvdb::{Database, Dot, Entry, Key, Op, OpOutcome};
+use serde_json::{Map, Value, json};
 
 use super::app::{Call, blocking, json};
 use super::batch::word;
 use super::body;
+use super::fleet::{Done, Target};
 use super::route::Query;
 use super::terms::{Terms, cover, ttl};
 use crate::encoding::Encoding;
@@ -22,8 +23,13 @@ pub(super) async fn get(database: Database, text: Option<String>, mut call: Call
     call.query.finish()?;
     let wanted = key.clone();
     let entry = blocking(move || Ok(database.get(&wanted)?)).await?;
+    found(entry, &key, &call.headers)
+}
+
+/// What was found at a key, as an answer.
+pub(super) fn found(entry: Option<Entry>, key: &Key, headers: &HeaderMap) -> Result<Response, Problem> {
     let entry = entry.ok_or_else(|| Problem::new(Code::KeyNotFound, format!("there is nothing at {key}")))?;
-    let known = is_known(&call.headers, &entry.dot);
+    let known = is_known(headers, &entry.dot);
     let mut response = Response::new(if known { Body::empty() } else { Body::from(entry.value.clone()) });
     let headers = response.headers_mut();
     if !known {
@@ -52,7 +58,7 @@ fn is_known(headers: &HeaderMap, dot: &Dot) -> bool {
 }
 
 /// `PUT`: the body becomes the value.
-pub(super) async fn put(database: &Database, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
+pub(super) async fn put(target: &Target, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
     let terms = Terms::take(&call.headers, &mut call.query)?;
     let key = key(text, &mut call.query)?;
     let ttl = ttl(&mut call.query)?;
@@ -62,15 +68,17 @@ pub(super) async fn put(database: &Database, text: Option<String>, mut call: Cal
         Some(ttl) => Op::put_for(key, value, ttl),
         None => Op::put(key, value),
     };
-    written(&database.batch(terms.apply(op)).await?)
+    let way = terms.way;
+    written(&target.write(terms.apply(op).into(), way).await?)
 }
 
 /// `DELETE`; the dot is null when there was nothing.
-pub(super) async fn delete(database: &Database, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
+pub(super) async fn delete(target: &Target, text: Option<String>, mut call: Call) -> Result<Response, Problem> {
     let terms = Terms::take(&call.headers, &mut call.query)?;
     let key = key(text, &mut call.query)?;
     call.query.finish()?;
-    written(&database.batch(terms.apply(Op::delete(key))).await?)
+    let way = terms.way;
+    written(&target.write(terms.apply(Op::delete(key)).into(), way).await?)
 }
 
 /// `GET …/siblings?key=`: all values alive at the key, winner first.
@@ -97,7 +105,7 @@ fn sibling(database: &Database, entry: &Entry) -> Result<Value, Problem> {
 }
 
 /// The key from the path, or from `?key=`: never from both.
-fn key(path: Option<String>, query: &mut Query) -> Result<Key, Problem> {
+pub(super) fn key(path: Option<String>, query: &mut Query) -> Result<Key, Problem> {
     let text = match (path, query.take("key")) {
         (Some(_), Some(_)) => return Err(Problem::new(Code::BadRequest, "the key is in the path and in ?key=; one is enough")),
         (Some(text), None) | (None, Some(text)) => text,
@@ -106,10 +114,12 @@ fn key(path: Option<String>, query: &mut Query) -> Result<Key, Problem> {
     Ok(Key::parse(&text)?)
 }
 
-fn written(written: &Written) -> Result<Response, Problem> {
+fn written(done: &Done) -> Result<Response, Problem> {
+    let written = &done.written;
     let outcome = written.ops.first().copied().unwrap_or(OpOutcome::Absent);
     let dot = written.dot.map(|dot| dot.to_string());
-    let mut response = json(StatusCode::OK, &json!({ "dot": dot, "op": word(outcome) }))?;
+    let mut document = Map::from_iter([("dot".to_owned(), json!(dot)), ("op".to_owned(), json!(word(outcome)))]);
+    let mut response = done.answer(&mut document)?;
     if let Some(dot) = dot {
         let headers = response.headers_mut();
         // The tag of the value at the key: of one that another write has replaced by now, there is none.

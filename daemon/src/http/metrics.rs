@@ -28,19 +28,24 @@ impl Metrics {
 
 /// The text being written.
 #[derive(Default)]
-struct Text(String);
+pub(super) struct Text(String);
 
 impl Text {
     /// Begins a metric.
-    fn metric(&mut self, name: &str, kind: &str, help: &str) {
+    pub(super) fn metric(&mut self, name: &str, kind: &str, help: &str) {
         // Writing into a string cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
     /// One sample. Label values are route names, statuses and database names: nothing that needs escapes.
-    fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+    pub(super) fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
         let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
         let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    /// All that was written.
+    pub(super) fn into_string(self) -> String {
+        self.0
     }
 }
 
@@ -53,6 +58,9 @@ pub(super) async fn render(app: &App, call: Call) -> Result<Response, Problem> {
         text.sample("kvdb_http_requests_total", &format!("route=\"{route}\",status=\"{status}\""), count);
     }
     node(app, &mut text);
+    if let Some(member) = app.member() {
+        member.render(&mut text).await?;
+    }
     let disk = disk_use(app).await?;
     text.metric("kvdb_disk_use_bytes", "gauge", "Bytes on disk by what they are for.");
     for (kind, bytes) in [("live", disk.live), ("history", disk.history), ("engine", disk.engine)] {
@@ -77,7 +85,7 @@ pub(super) async fn render(app: &App, call: Call) -> Result<Response, Problem> {
     gauge("kvdb_history_bytes", "Bytes of blocks kept for nodes that are behind.", &|stats| stats.history_bytes);
     gauge("kvdb_unsafe_bytes", "Bytes of blocks that too few other nodes have.", &|stats| stats.unsafe_bytes);
     gauge("kvdb_disk_bytes", "Bytes on disk, about.", &|stats| stats.disk_bytes);
-    let mut response = Response::new(Body::from(text.0));
+    let mut response = Response::new(Body::from(text.into_string()));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     Ok(response)

@@ -6,6 +6,7 @@ mod body;
 mod compact;
 mod database;
 mod errors;
+mod fleet;
 mod guard;
 mod keys;
 mod list;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::app::{App, Call, blocking, json};
-use super::{body, database};
+use super::{body, database, fleet};
 use crate::limits::MAX_JSON_BODY_BYTES;
 use crate::problem::{Code, Problem};
 
@@ -19,7 +19,7 @@ pub(super) fn health(call: Call) -> Result<Response, Problem> {
 }
 
 /// `GET /readyz`: the store takes writes and, as far as this node knows, lacks nothing that its peers have.
-pub(super) fn ready(app: &App, call: Call) -> Result<Response, Problem> {
+pub(super) async fn ready(app: &App, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
     let status = app.node().status();
     let lost = status.shards.iter().find_map(|shard| Some((&shard.directory, shard.unavailable.as_ref()?)));
@@ -29,6 +29,7 @@ pub(super) fn ready(app: &App, call: Call) -> Result<Response, Problem> {
     }
     match status.poisoned {
         Some(cause) => Err(Problem::new(Code::Poisoned, format!("the store refuses writes: {cause}"))),
+        None if let Some(member) = app.member() => member.check_ready().await.map(|()| text("ready\n")),
         None if status.caught_up => Ok(text("ready\n")),
         None => Err(Problem::new(Code::NotCaughtUp, "this node is catching up with its peers")),
     }
@@ -51,7 +52,7 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
     let status = node.status();
     let disk = disk_use(app).await?;
     let addresses: Vec<String> = node.listen_addresses().iter().map(ToString::to_string).collect();
-    let document = json!({
+    let mut document = json!({
         "version": env!("CARGO_PKG_VERSION"), "peer_id": node.peer_id().to_string(), "listen": addresses,
         "uptime_seconds": app.uptime_seconds(), "poisoned": status.poisoned, "waiting_bytes": status.waiting_bytes, "caught_up": status.caught_up,
         "watchers": status.watchers, "directories": status.shards.iter().map(shard).collect::<Vec<_>>(),
@@ -59,6 +60,9 @@ pub(super) async fn status(app: &App, call: Call) -> Result<Response, Problem> {
         "databases": databases, "peers": node.peers().iter().map(|status| peer(app, status)).collect::<Vec<_>>(),
         "network": node.network_counters(),
     });
+    if let (Some(member), Some(fields)) = (app.member(), document.as_object_mut()) {
+        fields.insert("fleet".into(), fleet::status(member).await?);
+    }
     json(StatusCode::OK, &document)
 }
 
@@ -81,7 +85,11 @@ pub(super) async fn open_databases(app: &App) -> Result<Vec<kvdb::Database>, Pro
     let infos = blocking(move || Ok(node.databases()?)).await?;
     let mut open = Vec::new();
     for info in infos.into_iter().filter(|info| info.open) {
-        open.push(app.database(&info.name).await?);
+        match app.member() {
+            // One that is let go of must not be opened by a look at it.
+            Some(member) => open.extend(member.served(&info.name).await?),
+            None => open.push(app.database(&info.name).await?),
+        }
     }
     Ok(open)
 }

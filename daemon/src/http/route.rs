@@ -2,7 +2,7 @@
 //! key can be named byte by byte.
 
 use axum::http::Method;
-use kvdb::DatabaseName;
+use kvdb::{DatabaseName, PeerId};
 use percent_encoding::percent_decode_str;
 
 use crate::config::Scope;
@@ -24,6 +24,18 @@ pub(super) enum Route {
     Peers,
     /// `POST /v1/peers`
     Dial,
+    /// `GET /v1/fleet/members`
+    Members,
+    /// `POST /v1/fleet/members/{peer}/forget`
+    Forget(PeerId),
+    /// `GET /v1/fleet/placement`
+    Placements,
+    /// `GET /v1/fleet/placement/{db}`
+    Placement(DatabaseName),
+    /// `GET /v1/fleet/claims`
+    Claims,
+    /// `POST /v1/fleet/drain`
+    Drain,
     /// `GET /v1/databases`
     Databases,
     /// `GET /v1/databases/{db}`
@@ -32,6 +44,8 @@ pub(super) enum Route {
     DropDatabase(DatabaseName),
     /// `PUT /v1/databases/{db}`
     CreateDatabase(DatabaseName),
+    /// `PATCH /v1/databases/{db}`
+    ChangeDatabase(DatabaseName),
     /// `GET`, `HEAD`, `PUT`, `DELETE` `/v1/databases/{db}/keys/{key…}`, or `…/keys?key=`, where the text is `None`
     Key(DatabaseName, KeyMethod, Option<String>),
     /// `GET /v1/databases/{db}/list`
@@ -83,13 +97,17 @@ impl Route {
             "/v1/databases" => return get(Self::Databases),
             _ => {}
         }
+        if let Some(below) = path.strip_prefix("/v1/fleet/") {
+            return Self::of_fleet(method, path, below);
+        }
         let rest = path.strip_prefix("/v1/databases/").ok_or_else(|| no_route(path))?;
         let (name, below) = rest.split_once('/').map_or((rest, None), |(name, below)| (name, Some(below)));
         let name = DatabaseName::parse(&decode(name)?)?;
         match below {
             None if method == Method::PUT => Ok(Self::CreateDatabase(name)),
+            None if method == Method::PATCH => Ok(Self::ChangeDatabase(name)),
             None if method == Method::DELETE => Ok(Self::DropDatabase(name)),
-            None if method != Method::GET => Err(not_allowed(method, "GET, PUT, DELETE")),
+            None if method != Method::GET => Err(not_allowed(method, "GET, PUT, PATCH, DELETE")),
             None => Ok(Self::Database(name)),
             Some("list") => get(Self::List(name)),
             Some("conflicts") => get(Self::Conflicts(name)),
@@ -109,6 +127,55 @@ impl Route {
         }
     }
 
+    fn of_fleet(method: &Method, path: &str, below: &str) -> Result<Self, Problem> {
+        let only =
+            |allowed: &Method, route| if method == allowed { Ok(route) } else { Err(not_allowed(method, allowed.as_str())) };
+        match below.split_once('/') {
+            None if below == "members" => only(&Method::GET, Self::Members),
+            None if below == "placement" => only(&Method::GET, Self::Placements),
+            None if below == "claims" => only(&Method::GET, Self::Claims),
+            None if below == "drain" => only(&Method::POST, Self::Drain),
+            Some(("placement", name)) => only(&Method::GET, Self::Placement(DatabaseName::parse(&decode(name)?)?)),
+            Some(("members", rest)) => {
+                let peer = rest.strip_suffix("/forget").ok_or_else(|| no_route(path))?;
+                let bad = |error| Problem::new(Code::BadRequest, format!("{peer:?} is no peer id: {error}"));
+                only(&Method::POST, Self::Forget(peer.parse().map_err(bad)?))
+            }
+            _ => Err(no_route(path)),
+        }
+    }
+
+    /// Whether only a member of a fleet has it.
+    pub(super) fn is_of_fleet(&self) -> bool {
+        matches!(
+            self,
+            Self::Members
+                | Self::Forget(_)
+                | Self::Placements
+                | Self::Placement(_)
+                | Self::Claims
+                | Self::Drain
+                | Self::ChangeDatabase(_)
+        )
+    }
+
+    /// The database that the route works on while it is open.
+    pub(super) fn database(&self) -> Option<&DatabaseName> {
+        match self {
+            Self::Key(name, ..)
+            | Self::Database(name)
+            | Self::List(name)
+            | Self::Conflicts(name)
+            | Self::Compact(name)
+            | Self::Verify(name)
+            | Self::Batch(name)
+            | Self::Siblings(name)
+            | Self::Wait(name)
+            | Self::Watch(name) => Some(name),
+            _ => None,
+        }
+    }
+
     /// The route's name in metrics.
     pub(super) fn label(&self) -> &'static str {
         match self {
@@ -118,9 +185,15 @@ impl Route {
             Self::Status => "status",
             Self::Peers => "peers",
             Self::Dial => "dial",
+            Self::Members => "members",
+            Self::Forget(_) => "forget",
+            Self::Placements | Self::Placement(_) => "placement",
+            Self::Claims => "claims",
+            Self::Drain => "drain",
             Self::Databases => "databases",
             Self::Database(_) => "database",
             Self::CreateDatabase(_) => "create_database",
+            Self::ChangeDatabase(_) => "change_database",
             Self::DropDatabase(_) => "drop_database",
             Self::Key(_, KeyMethod::Get | KeyMethod::Head, _) => "get",
             Self::Key(_, KeyMethod::Put, _) => "put",
@@ -140,9 +213,14 @@ impl Route {
     pub(super) fn scope(&self) -> Option<Scope> {
         match self {
             Self::Health | Self::Ready => None,
-            Self::CreateDatabase(_) | Self::DropDatabase(_) | Self::Compact(_) | Self::Verify(_) | Self::Dial => {
-                Some(Scope::Admin)
-            }
+            Self::CreateDatabase(_)
+            | Self::ChangeDatabase(_)
+            | Self::DropDatabase(_)
+            | Self::Compact(_)
+            | Self::Verify(_)
+            | Self::Dial
+            | Self::Forget(_)
+            | Self::Drain => Some(Scope::Admin),
             Self::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Self::Batch(_) => Some(Scope::Write),
             _ => Some(Scope::Read),
         }
@@ -189,7 +267,7 @@ pub(super) fn decode(text: &str) -> Result<String, Problem> {
 const REPEATED: &[&str] = &["regex"];
 
 /// The parameters of a query string; each may be taken once, and what is left over is refused.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -213,6 +291,11 @@ impl Query {
             pairs.push((name, decode(&value.replace('+', " "))?));
         }
         Ok(Self(pairs))
+    }
+
+    /// A parameter, left where it is.
+    pub(super) fn peek(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
 
     /// Takes a parameter out.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::http::header;
 use axum::http::header::{HeaderMap, HeaderName};
-use kvdb::{Batch, Database, Dot, Op, RequestId};
+use kvdb::{Database, Dot, Op, RequestId};
 
-use super::app::durability;
+use super::fleet::Way;
 use super::route::Query;
 use crate::limits::{DEFAULT_WAIT_MS, MAX_TTL_MS, MAX_WAIT_MS};
 use crate::problem::{Code, Problem};
@@ -23,8 +23,7 @@ enum Condition {
 pub(super) struct Terms {
     condition: Option<Condition>,
     seen: Option<Vec<Dot>>,
-    request: Option<RequestId>,
-    durability: Option<kvdb::Durability>,
+    pub(super) way: Way,
 }
 
 impl Terms {
@@ -35,25 +34,18 @@ impl Terms {
     /// a lost update.
     pub(super) fn take(headers: &HeaderMap, query: &mut Query) -> Result<Self, Problem> {
         let seen = query.take("seen").map(|text| dots(&text)).transpose()?;
-        Ok(Self { condition: condition(headers)?, seen, request: request(query)?, durability: durability(query)? })
+        Ok(Self { condition: condition(headers)?, seen, way: Way::take(headers, query)? })
     }
 
     /// The write as asked.
-    pub(super) fn apply(self, op: Op) -> Batch {
+    pub(super) fn apply(self, op: Op) -> Op {
         let op = match self.condition {
             None => op,
             Some(Condition::IfAbsent) => op.if_absent(),
             Some(Condition::IfMatch(dot)) => op.if_match(dot),
         };
-        let op = if let Some(seen) = self.seen { op.seen(seen) } else { op };
-        named(op.into(), self.request, self.durability)
+        if let Some(seen) = self.seen { op.seen(seen) } else { op }
     }
-}
-
-/// The batch with a request id and a durability, if there are any.
-pub(super) fn named(batch: Batch, request: Option<RequestId>, durability: Option<kvdb::Durability>) -> Batch {
-    let batch = if let Some(request) = request { batch.request(request) } else { batch };
-    if let Some(durability) = durability { batch.durability(durability) } else { batch }
 }
 
 /// Takes `ttl_ms=`.
@@ -61,13 +53,12 @@ pub(super) fn ttl(query: &mut Query) -> Result<Option<Duration>, Problem> {
     Ok(query.take_number("ttl_ms", 1..=MAX_TTL_MS)?.map(Duration::from_millis))
 }
 
-/// Takes `request=`.
-pub(super) fn request(query: &mut Query) -> Result<Option<RequestId>, Problem> {
-    let Some(text) = query.take("request") else { return Ok(None) };
+/// A request id from its text.
+pub(super) fn request_id(text: &str) -> Result<RequestId, Problem> {
     let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    let id = if digits { u128::from_str_radix(&text, 16).ok() } else { None };
+    let id = if digits { u128::from_str_radix(text, 16).ok() } else { None };
     let bad = || Problem::new(Code::BadRequest, format!("request={text:?}: 32 lower-case hex digits are needed"));
-    id.map(|id| Some(RequestId(id.to_be_bytes()))).ok_or_else(bad)
+    id.map(|id| RequestId(id.to_be_bytes())).ok_or_else(bad)
 }
 
 /// Takes `at=` and `wait=`, and waits until this node has merged that dot.
@@ -75,12 +66,20 @@ pub(super) fn request(query: &mut Query) -> Result<Option<RequestId>, Problem> {
 /// # Errors
 /// When it has not come in time.
 pub(super) async fn cover(database: &Database, query: &mut Query) -> Result<(), Problem> {
+    match at(query)? {
+        None => Ok(()),
+        Some((dot, wait)) => Ok(database.wait_for(dot, wait).await?),
+    }
+}
+
+/// Takes `at=` and `wait=`: a dot, and how long to wait for it.
+pub(super) fn at(query: &mut Query) -> Result<Option<(Dot, Duration)>, Problem> {
     let at = query.take("at").map(|text| dot(&text)).transpose()?;
     let wait = query.take_number("wait", 0..=MAX_WAIT_MS)?;
     match (at, wait) {
-        (None, None) => Ok(()),
+        (None, None) => Ok(None),
         (None, Some(_)) => Err(Problem::new(Code::BadRequest, "wait= is how long to wait for at=, which is missing")),
-        (Some(dot), wait) => Ok(database.wait_for(dot, Duration::from_millis(wait.unwrap_or(DEFAULT_WAIT_MS))).await?),
+        (Some(dot), wait) => Ok(Some((dot, Duration::from_millis(wait.unwrap_or(DEFAULT_WAIT_MS))))),
     }
 }
 

@@ -19,18 +19,26 @@ use crate::problem::{Code, Problem};
 
 /// `GET …/watch`
 pub(super) async fn watch(app: &App, database: Database, mut call: Call) -> Result<Response, Problem> {
-    let resumed = last_event(&call.headers)?;
-    let (options, values) = options(&mut call.query)?;
+    let issuer = Issuer(app.member().map(|member| member.id().to_string()));
+    let resumed = issuer.last_event(&call.headers)?;
+    let (options, values) = options(&issuer, &mut call.query)?;
     call.query.finish()?;
-    let from = resumed.map_or(options.from, WatchFrom::Token);
-    let (stream, reset) = blocking(move || match database.watch(options.clone().from(from)) {
-        // Whoever connects again by itself, as a browser does, would take a status for the end of everything.
-        Err(WatchError::TooOld { .. }) if resumed.is_some() => Ok((database.watch(options)?, true)),
-        opened => Ok((opened?, false)),
+    let (stream, reset) = blocking(move || {
+        let from = match resumed {
+            None => options.from,
+            Some(Known::Here(token)) => WatchFrom::Token(token),
+            Some(Known::Elsewhere) => return Ok((database.watch(options)?, true)),
+        };
+        match database.watch(options.clone().from(from)) {
+            // Whoever connects again by itself, as a browser does, would take a status for the end of everything.
+            Err(WatchError::TooOld { .. }) if resumed.is_some() => Ok((database.watch(options)?, true)),
+            opened => Ok((opened?, false)),
+        }
     })
     .await?;
-    let events = Events { stream, values, stopping: app.stopping(), listed: 0, ended: false };
-    let first = if reset { reset_event(events.stream.token()) } else { alive(events.stream.token()) };
+    let events = Events { stream, issuer, values, stopping: app.stopping(), listed: 0, ended: false };
+    let token = events.stream.token();
+    let first = if reset { events.issuer.reset_event(token) } else { events.issuer.alive(token) };
     let following = stream::unfold(events, |mut events| async move {
         let event = events.next().await?;
         Some((event, events))
@@ -39,30 +47,71 @@ pub(super) async fn watch(app: &App, database: Database, mut call: Call) -> Resu
     Ok(Sse::new(all.map(Ok::<_, Infallible>)).into_response())
 }
 
-fn options(query: &mut Query) -> Result<(WatchOptions, Values), Problem> {
+fn options(issuer: &Issuer, query: &mut Query) -> Result<(WatchOptions, Values), Problem> {
     let prefix = Prefix::parse(&query.take("prefix").unwrap_or_default())?;
     let from = match query.take("from").as_deref() {
         None | Some("now") => WatchFrom::Now,
         Some("list") => WatchFrom::List,
-        Some(text) => WatchFrom::Token(token("from", text)?),
+        Some(text) => match issuer.token("from", text)? {
+            Known::Here(token) => WatchFrom::Token(token),
+            Known::Elsewhere => return Err(Problem::new(Code::TooOld, "the token is of another node; list again")),
+        },
     };
     let options = WatchOptions::new(prefix).from(from);
     let values = Values::of(query)?;
     Ok((if values == Values::None { options.keys_only() } else { options }, values))
 }
 
-fn token(name: &str, text: &str) -> Result<WatchToken, Problem> {
-    text.parse().map_err(|error| Problem::new(Code::BadRequest, format!("{name} {text:?}: {error}; or now, or list")))
+/// A token as a client gives it back.
+#[derive(Clone, Copy)]
+enum Known {
+    Here(WatchToken),
+    /// It is of another node. The order of its log is not that of this one's, so what follows the same block there may have come
+    /// before it here.
+    Elsewhere,
 }
 
-/// The id of the last event that a client has had, by its own word.
-fn last_event(headers: &HeaderMap) -> Result<Option<WatchToken>, Problem> {
-    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
-    token("Last-Event-ID", value.to_str().unwrap_or("?")).map(Some)
+/// Who gives tokens: in a fleet they bear the member's name, since clients may be served by another one next.
+struct Issuer(Option<String>);
+
+impl Issuer {
+    fn token(&self, name: &str, text: &str) -> Result<Known, Problem> {
+        let (token, by) = text.split_once('@').map_or((text, None), |(token, by)| (token, Some(by)));
+        let parsed: WatchToken = token
+            .parse()
+            .map_err(|error| Problem::new(Code::BadRequest, format!("{name} {text:?}: {error}; or now, or list")))?;
+        // The beginning is the same everywhere.
+        let here = by == self.0.as_deref() || token == "0";
+        Ok(if here { Known::Here(parsed) } else { Known::Elsewhere })
+    }
+
+    fn text(&self, token: WatchToken) -> String {
+        let by = self.0.as_ref().map(|member| format!("@{member}")).unwrap_or_default();
+        format!("{token}{by}")
+    }
+
+    /// The id of the last event that a client has had, by its own word.
+    fn last_event(&self, headers: &HeaderMap) -> Result<Option<Known>, Problem> {
+        let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+        self.token("Last-Event-ID", value.to_str().unwrap_or("?")).map(Some)
+    }
+
+    /// A client that has an id must not resume from it any more, so a reset without a token takes it away.
+    fn reset_event(&self, token: Option<WatchToken>) -> Event {
+        let id = token.map(|token| self.text(token)).unwrap_or_default();
+        record("reset", &json!({ "reason": "changes were missed; list again" })).id(id)
+    }
+
+    /// A comment. Its id moves the place to resume from, without an event.
+    fn alive(&self, token: Option<WatchToken>) -> Event {
+        let comment = Event::default().comment("alive");
+        token.map_or_else(|| comment.clone(), |token| comment.clone().id(self.text(token)))
+    }
 }
 
 struct Events {
     stream: WatchStream,
+    issuer: Issuer,
     values: Values,
     stopping: watch::Receiver<bool>,
     listed: u64,
@@ -77,7 +126,7 @@ impl Events {
         let event = tokio::select! {
             event = self.stream.next() => event,
             // Nothing to tell: the client sees that it is not forgotten, and how far it is.
-            () = tokio::time::sleep(WATCH_KEEP_ALIVE) => return Some(alive(self.stream.token())),
+            () = tokio::time::sleep(WATCH_KEEP_ALIVE) => return Some(self.issuer.alive(self.stream.token())),
             _ = self.stopping.wait_for(|stopping| *stopping) => {
                 self.ended = true;
                 return Some(record("end", &json!({ "end": { "reason": "the node stops" } })));
@@ -94,7 +143,7 @@ impl Events {
 
     fn tell(&mut self, event: WatchEvent) -> Event {
         let (kind, data) = match event.change {
-            WatchChange::Reset => return reset_event(event.token),
+            WatchChange::Reset => return self.issuer.reset_event(event.token),
             WatchChange::Deleted(key) => ("delete", json!({ "key": key.as_str() })),
             WatchChange::Listed => ("listed", json!({ "count": self.listed })),
             WatchChange::Put(put) => {
@@ -110,7 +159,7 @@ impl Events {
             }
         };
         let told = record(kind, &data);
-        event.token.map_or_else(|| told.clone(), |token| told.clone().id(token.to_string()))
+        event.token.map_or_else(|| told.clone(), |token| told.clone().id(self.issuer.text(token)))
     }
 }
 
@@ -118,14 +167,21 @@ fn record(kind: &str, data: &Value) -> Event {
     Event::default().event(kind).data(data.to_string())
 }
 
-/// A client that has an id must not resume from it any more, so a reset without a token takes it away.
-fn reset_event(token: Option<WatchToken>) -> Event {
-    let id = token.map(|token| token.to_string()).unwrap_or_default();
-    record("reset", &json!({ "reason": "changes were missed; list again" })).id(id)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A comment. Its id moves the place to resume from, without an event.
-fn alive(token: Option<WatchToken>) -> Event {
-    let comment = Event::default().comment("alive");
-    token.map_or_else(|| comment.clone(), |token| comment.clone().id(token.to_string()))
+    #[test]
+    fn a_token_is_good_with_the_member_that_gave_it_only() {
+        let token = format!("7-{}-3", "ab".repeat(16));
+        let (plain, member) = (Issuer(None), Issuer(Some("12D3Koo".into())));
+        let here = |issuer: &Issuer, text: &str| matches!(issuer.token("from", text), Ok(Known::Here(_)));
+        let signed = member.text(token.parse().unwrap());
+        assert_eq!(signed, format!("{token}@12D3Koo"));
+        assert!(here(&plain, &token) && here(&member, &signed) && here(&member, "0") && here(&plain, "0"));
+        for (issuer, text) in [(&plain, signed.as_str()), (&member, &token), (&member, &format!("{token}@12D3Kop"))] {
+            assert!(matches!(issuer.token("from", text), Ok(Known::Elsewhere)), "{text}");
+        }
+        assert!(member.token("from", "7@12D3Koo").is_err());
+    }
 }
