@@ -21,7 +21,7 @@ const STILL: Times = Times { dead: 300_000, quiet: 500 };
 
 /// A node that holds nothing, once the one that made the database has let go of it, and those that hold it.
 fn outsider(fleet: &Fleet) -> (usize, Vec<usize>) {
-    let holders = fleet.wait_ready(|ready| ready.len() == 2);
+    let holders = fleet.wait_settled(2);
     ((0..fleet.nodes.len()).find(|at| !holders.contains(at)).unwrap(), holders)
 }
 

@@ -189,6 +189,22 @@ impl Fleet {
         }
     }
 
+    /// The holders of `demo` once nothing moves any more: all see all, and those hold it that should, and nobody else.
+    fn wait_settled(&self, count: usize) -> Vec<usize> {
+        let live = self.running().count();
+        wait_for("the fleet settles", || self.running().all(|at| self.is_settled(at, count, live) == Some(true)).then_some(()));
+        self.wait_holders(count)
+    }
+
+    fn is_settled(&self, at: usize, count: usize, live: usize) -> Option<bool> {
+        let members = self.ask(at, "GET", "/v1/fleet/members", &[])?;
+        let view = self.placement(at)?;
+        let (mut desired, mut ready) = (strings(&view["desired"]), strings(&view["ready"]));
+        (desired.sort(), ready.sort());
+        let claims = view["claims"].as_array()?.len();
+        Some(members.json()["fleet"]["live"] == live && desired == ready && ready.len() == count && claims == count)
+    }
+
     fn logs(&self) -> String {
         let log = |node: &Node| node.log().lines().rev().take(20).collect::<Vec<_>>().join("\n");
         self.nodes.iter().map(log).collect::<Vec<_>>().join("\n---\n")

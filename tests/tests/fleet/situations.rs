@@ -157,8 +157,8 @@ fn situation_03_a_holder_that_hangs_delays_nobody_beside_a_healthy_one() {
 
 #[test]
 fn situation_03_the_only_other_holder_hangs() {
-    let fleet = Fleet::start(3, 2, Times { dead: 300_000, quiet: 60_000 });
-    let holders = fleet.wait_holders(2);
+    let fleet = Fleet::start(3, 2, Times { dead: 300_000, quiet: 500 });
+    let holders = fleet.wait_settled(2);
     let (server, hung) = (holders[0], holders[1]);
     fleet.nodes[hung].signal("STOP");
     let answer = fleet.put(server, "/a", "1", "?deadline_ms=500").unwrap();
@@ -177,7 +177,7 @@ fn situation_03_the_only_other_holder_hangs() {
 #[test]
 fn situation_05_r25_a_fresh_owner_asked_early_never_says_that_there_is_nothing() {
     let mut fleet = Fleet::start(3, 2, Times { quiet: 500, ..QUICK });
-    let holders = fleet.wait_ready(|ready| ready.len() == 2);
+    let holders = fleet.wait_settled(2);
     let fresh = (0..3).find(|at| !holders.contains(at)).unwrap();
     let keys: Vec<String> = (0..200).map(|n| format!("/old/{n:03}")).collect();
     let ops: Vec<Value> = keys.iter().map(|key| serde_json::json!({ "put": key, "value": "x".repeat(5_000) })).collect();

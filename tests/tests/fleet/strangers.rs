@@ -101,7 +101,7 @@ fn c11_a_member_with_another_network_key_says_which_setting_and_harms_nobody() {
     for at in 0..3 {
         fleet.spawn(at);
     }
-    let holders = fleet.wait_ready(|ready| ready.len() == 2);
+    let holders = fleet.wait_settled(2);
     let wrong = (0..3).find(|at| !holders.contains(at)).unwrap();
     assert_eq!(fleet.nodes[wrong].stop(), Some(0), "{}", fleet.nodes[wrong].log());
     fleet.nodes[wrong].env.retain(|(name, _)| *name != "KVDB_P2P_NETWORK_KEY");
