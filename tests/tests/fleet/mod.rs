@@ -200,7 +200,8 @@ impl Fleet {
         let members = self.ask(at, "GET", "/v1/fleet/members", &[])?;
         let view = self.placement(at)?;
         let (mut desired, mut ready) = (strings(&view["desired"]), strings(&view["ready"]));
-        (desired.sort(), ready.sort());
+        desired.sort();
+        ready.sort();
         let claims = view["claims"].as_array()?.len();
         Some(members.json()["fleet"]["live"] == live && desired == ready && ready.len() == count && claims == count)
     }
