@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use libp2p::gossipsub::MessageId;
 use libp2p::identity::Keypair;
 use libp2p::{PeerId, Stream, StreamProtocol};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::gossip::GossipOptions;
 use super::handle::{Command, NetHandle, Shared, lock};
@@ -24,7 +24,7 @@ use super::options::{NetworkError, NetworkOptions};
 use super::peers::peer_in;
 use super::port::{Backend, NewsSource, StandingView as _, read};
 use super::ranges::RangeRead;
-use super::streams::{Link, StreamEvent, verifiers};
+use super::streams::{Link, StreamEvent};
 use super::swarm::{Event, Network};
 use super::sync::{OpenedView, RangeReader, ReadChunk, SessionId};
 use super::wire::Frame;
@@ -98,7 +98,6 @@ pub fn spawn<B: Backend, N: NewsSource>(
         status_due: None,
         shared,
         reports,
-        verifiers: verifiers(),
         done,
     };
     tokio::spawn(driver.run(news, asked, stream_events, finished));
@@ -134,7 +133,6 @@ pub(super) struct Driver<B: Backend> {
     status_due: Option<Moment>,
     shared: Arc<Mutex<Shared>>,
     reports: mpsc::Sender<(PeerId, u64, StreamEvent)>,
-    verifiers: Arc<Semaphore>,
     done: mpsc::Sender<Done<B::View>>,
 }
 
@@ -266,7 +264,7 @@ impl<B: Backend> Driver<B> {
             Output::OpenStream(peer) => self.open_stream(peer),
             Output::Link(peer, epoch) => {
                 if let Some(stream) = self.arriving.take() {
-                    self.links.insert(peer, Link::start(stream, peer, epoch, self.reports.clone(), Arc::clone(&self.verifiers)));
+                    self.links.insert(peer, Link::start(stream, peer, epoch, self.reports.clone()));
                 }
             }
             Output::Unlink(peer) => drop(self.links.remove(&peer)),
@@ -471,8 +469,6 @@ impl<B: Backend> Driver<B> {
             Event::Identified { peer, agent, protocol, addresses } => {
                 self.input(Input::Identified { peer, agent, protocol, addresses });
             }
-            Event::Found(found) => self.input(Input::Found(found)),
-            Event::Lost(lost) => self.input(Input::Lost(lost)),
             Event::Ping(peer, time) => self.input(Input::Ping(peer, time)),
         }
     }

@@ -1,11 +1,10 @@
 //! Deliveries to the engine: one at a time per session, so that blocks arrive in the order in which they were sent, and
-//! what has come meanwhile goes together, in pieces that a local write can wait for.
+//! whatever has come meanwhile goes as one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use crdt::{Block, DatabaseId, Source};
 
-use super::limits::DELIVERY_BYTES;
 use super::sync::SessionId;
 use crate::engine::port::{Delivery, WriteError};
 
@@ -28,7 +27,7 @@ pub struct Load<R> {
 
 /// The sessions that deliver, each with what waits for the delivery under way.
 #[derive(Debug)]
-pub(super) struct Lanes<R>(BTreeMap<SessionId, VecDeque<Load<R>>>);
+pub(super) struct Lanes<R>(BTreeMap<SessionId, Option<Load<R>>>);
 
 impl<R> Default for Lanes<R> {
     fn default() -> Self {
@@ -37,30 +36,28 @@ impl<R> Default for Lanes<R> {
 }
 
 impl<R> Lanes<R> {
-    /// The load again if it is to be delivered now; else it waits for the delivery under way, together with others up to a
-    /// size that does not hold up the engine.
+    /// The load again if it is to be delivered now; else it waits for the delivery under way.
     pub(super) fn push(&mut self, load: Load<R>) -> Option<Load<R>> {
         let Some(lane) = self.0.get_mut(&load.session) else {
-            self.0.insert(load.session, VecDeque::new());
+            self.0.insert(load.session, None);
             return Some(load);
         };
-        match lane.back_mut().filter(|waiting| waiting.bytes + load.bytes <= DELIVERY_BYTES) {
+        match lane {
             Some(waiting) => {
                 waiting.blocks.extend(load.blocks);
                 waiting.bytes += load.bytes;
                 waiting.room.extend(load.room);
             }
-            None => lane.push_back(load),
+            None => *lane = Some(load),
         }
         None
     }
 
     /// A delivery has ended: the next one, if blocks have come meanwhile.
     pub(super) fn done(&mut self, session: SessionId) -> Option<Load<R>> {
-        let lane = self.0.get_mut(&session)?;
-        let next = lane.pop_front();
-        if next.is_none() {
-            self.0.remove(&session);
+        let next = self.0.remove(&session)?;
+        if next.is_some() {
+            self.0.insert(session, None);
         }
         next
     }

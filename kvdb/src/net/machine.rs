@@ -75,10 +75,6 @@ pub enum Input<R> {
         /// Its addresses.
         addresses: Vec<Multiaddr>,
     },
-    /// These addresses were found in the local network.
-    Found(Vec<(PeerId, Multiaddr)>),
-    /// They are not told of there any more.
-    Lost(Vec<(PeerId, Multiaddr)>),
     /// A round-trip time.
     Ping(PeerId, Moment),
     /// A connected peer subscribed to a topic.
@@ -315,8 +311,6 @@ impl<R> NetMachine<R> {
     pub fn new(options: NetMachineOptions) -> Self {
         let NetMachineOptions { me, bootstrap, gossip, signer, verifier, gossip_random, random } = options;
         let mut book = Book::default();
-        let mut sync = SyncMachine::new(me, gossip.boot);
-        bootstrap.iter().filter_map(peer_in).for_each(|peer| sync.trust(peer));
         for address in bootstrap {
             if peer_in(&address) != Some(me) {
                 book.add(address, Moment::ZERO, None);
@@ -324,7 +318,7 @@ impl<R> NetMachine<R> {
         }
         Self {
             me,
-            sync,
+            sync: SyncMachine::new(me, gossip.boot),
             gossip: GossipMachine::new(me, gossip, signer, verifier, gossip_random),
             book,
             links: BTreeMap::new(),
@@ -361,8 +355,6 @@ impl<R> NetMachine<R> {
                 self.book.dial_failed(connection, ourself, cause, self.now, jitter);
             }
             Input::Identified { peer, agent, protocol, addresses } => self.book.identified(&peer, agent, protocol, addresses),
-            Input::Found(found) => self.found(found),
-            Input::Lost(lost) => self.book.lost(&lost),
             Input::Ping(peer, time) => self.book.ping(&peer, time),
             Input::Subscribed(peer, topic) => self.subscribed(peer, topic),
             Input::Unsubscribed(peer, topic) => self.unsubscribed(peer, &topic),

@@ -1,6 +1,5 @@
 //! Replication: gossip and sync as state machines without sockets, clock or tasks, and the driver that runs them on libp2p.
 
-mod budget;
 mod driver;
 pub mod gossip;
 mod handle;

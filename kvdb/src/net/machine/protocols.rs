@@ -102,10 +102,6 @@ impl<R> NetMachine<R> {
                 self.count("sync_below_floor");
                 tracing::warn!(%peer, %database, "blocks are lacking here that the peer does not keep any more");
             }
-            Report::WritersPutOff(peer, database, blocks) => {
-                self.count("writers_put_off");
-                tracing::info!(%peer, %database, blocks, "the peer brings very many new writers: some wait for a while");
-            }
             Report::SnapshotBegun(peer, database) => {
                 self.count("sync_snapshots_asked_for");
                 tracing::info!(%peer, %database, "asking for a snapshot");
@@ -183,9 +179,8 @@ impl<R> NetMachine<R> {
     }
 
     fn deliver_gossip(&mut self, database: DatabaseId, from: PeerId, author: PeerId, block: Block) {
-        let room = self.gossip_deliveries < MAX_GOSSIP_DELIVERIES;
-        if !room || !self.sync.lets_in(from, database, &block.dot(), self.now) {
-            self.count(if room { "writers_put_off" } else { "gossip_delivery_full" });
+        if self.gossip_deliveries >= MAX_GOSSIP_DELIVERIES {
+            self.count("gossip_delivery_full");
             self.sync(sync::Input::StartSync(database, from, None));
             return;
         }
