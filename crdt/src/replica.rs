@@ -11,7 +11,7 @@ use crate::group::{Gathered, Group, Judged, seen_all};
 use crate::heads::Heads;
 use crate::input::{Input, LocalWrite, Token};
 use crate::key::Key;
-use crate::limits::{MAX_UINT, MIN_NAMED_NONCE_GAP_MS};
+use crate::limits::MAX_UINT;
 use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
@@ -44,10 +44,6 @@ pub struct Replica {
     database: DatabaseId,
     /// Whom this opening writes as; drawn at its first write, never read back from disk.
     writer: Option<Writer>,
-    /// When a block that only named the writer was the last reason for another one.
-    named_at: Option<WallTime>,
-    /// The time of the last input.
-    now: WallTime,
     vv: BTreeMap<ReplicaId, VvEntry>,
     heads: Heads,
     floors: VersionVector,
@@ -69,8 +65,6 @@ impl Replica {
         Self {
             database,
             writer: None,
-            named_at: None,
-            now: WallTime::default(),
             vv: state.vv,
             heads: state.heads,
             floors: state.floors,
@@ -100,7 +94,6 @@ impl Replica {
     /// # Errors
     /// When the view cannot read; the replica and the turn must then be dropped.
     pub fn handle<V: View>(&mut self, input: Input, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
-        self.now = env.now;
         match input {
             Input::Write(writes) => self.write(writes, env, view, turn),
             Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
@@ -197,7 +190,7 @@ impl Replica {
         let mut requests = 0;
         for oldest in view.oldest_requests().take(limit) {
             let (stamp, request) = oldest?;
-            if stamp >= before && self.meta.requests <= keep {
+            if stamp >= before && self.meta.requests <= keep && !active(Mutation::ForgottenEarly) {
                 break;
             }
             if turn.forgotten.insert(request, stamp).is_none() {
@@ -371,7 +364,7 @@ impl Replica {
             if let Some(kept) = self.known_hash(&parent.dot, view, turn)?
                 && kept != parent.hash
             {
-                self.leave_named_writer(parent.dot.replica);
+                self.leave_writer(parent.dot.replica);
                 turn.effect(Effect::Disagreement { dot: parent.dot, kept, other: parent.hash, source });
             }
         }
@@ -410,6 +403,14 @@ impl Replica {
     /// Steps of a snapshot that change nothing of the replica as it is now.
     pub fn stage(&mut self, writes: Vec<SnapshotWrite>, requests: Vec<(RequestId, RequestRecord)>) -> Step {
         let mut turn = self.begin();
+        if active(Mutation::SnapshotUnstaged) {
+            for write in &writes {
+                let rows = if let SnapshotWrite::Append(rows) = write { rows.as_slice() } else { &[] };
+                for (key, row) in rows {
+                    turn.show(key, row);
+                }
+            }
+        }
         turn.snapshot = writes;
         // None of them is known here: the join has looked.
         self.meta.requests += requests.len() as u64;
@@ -448,19 +449,7 @@ impl Replica {
     fn leave_copied_writer(&mut self, block: &Block) {
         let Some(Writer { replica, .. }) = self.writer else { return };
         let last = self.seq(&replica);
-        if block.dot().replica == replica {
-            self.leave_writer(replica);
-        } else if block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
-            self.leave_named_writer(replica);
-        }
-    }
-
-    /// The same for a block that names this writer and that anybody may have signed: each new nonce is one more entry in all
-    /// version vectors, so not too often. If there is a copy, its own blocks are signed and come as well.
-    fn leave_named_writer(&mut self, replica: ReplicaId) {
-        let recent = |at: &WallTime| (at.0..at.0.saturating_add(MIN_NAMED_NONCE_GAP_MS)).contains(&self.now.0);
-        if self.writer.is_some_and(|writer| writer.replica == replica) && !self.named_at.as_ref().is_some_and(recent) {
-            self.named_at = Some(self.now);
+        if block.dot().replica == replica || block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
             self.leave_writer(replica);
         }
     }

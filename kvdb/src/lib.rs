@@ -63,7 +63,6 @@ pub use node::{DatabaseInfo, Node, NodeStatus, ShardStatus};
 pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
 pub use pattern::{PatternError, Patterns};
 pub use repair::CompareError;
-pub use shards::{MoveError, MoveStep, Moved, move_database};
 pub use stream::ListStream;
 pub use verify::{Damage, Verified};
 pub use watch::{

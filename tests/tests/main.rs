@@ -12,7 +12,6 @@ mod hostile;
 mod house;
 mod kills;
 mod library;
-mod moves;
 mod networks;
 mod node;
 mod replication;

@@ -56,8 +56,7 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Drop a database with all its data: on this node, or in its fleet
     Drop(DropArgs),
-    /// Make, list or move databases
-    #[command(visible_alias = "database")]
+    /// Make or list databases
     Db(DbArgs),
     /// Show all databases of the node, or of its fleet: open or closed, keys, digest, id
     Databases(ShowArgs),
@@ -119,7 +118,7 @@ pub(super) struct InitArgs {
     pub(super) config: Option<PathBuf>,
 }
 
-#[derive(Args, Clone)]
+#[derive(Args)]
 pub(super) struct RunArgs {
     /// The configuration file [default: kvdb.toml in the data directory, if it is there]
     #[arg(long, env = "KVDB_CONFIG")]
@@ -554,19 +553,6 @@ pub(super) enum DbCommand {
     },
     /// List the databases
     List(ShowArgs),
-    /// Move a database to another data directory of a node that does not run
-    Move(Box<MoveArgs>),
-}
-
-#[derive(Args)]
-pub(super) struct MoveArgs {
-    /// The database
-    pub(super) name: DatabaseName,
-    /// One of the node's data directories
-    #[arg(long, value_name = "DIR")]
-    pub(super) to: PathBuf,
-    #[command(flatten)]
-    pub(super) run: RunArgs,
 }
 
 #[derive(Args)]

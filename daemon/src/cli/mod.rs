@@ -12,7 +12,6 @@ mod fleet;
 mod key;
 mod list;
 mod node;
-mod offline;
 mod serve;
 mod transfer;
 mod verify;

@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
 use super::news::{NewsDesk, NewsFeed};
 use super::port::{Delivery, SnapshotOutcome, Truncated, WriteError, Written};
-use super::queue::{WorkQueue, inbox_cost, inbox_room, is_received, work_bytes};
+use super::queue::{WorkQueue, inbox_cost, work_bytes};
 use super::shared::{Figures, Shared};
 use crate::clock::wall_time;
-use crate::limits::{INBOX_WAIT, SYNC_DELAY};
+use crate::limits::{INBOX_WAIT, MAX_INBOX_BYTES, SYNC_DELAY};
 
 /// The way to the engine of one store. Cloning is cheap.
 pub struct EngineHandle<S: Store>(Arc<Inner<S>>);
@@ -76,8 +76,6 @@ struct Inbox {
     queue: Mutex<Queue>,
     arrived: Condvar,
     room: Arc<Semaphore>,
-    /// For what peers sent.
-    received_room: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -115,7 +113,7 @@ where
     pub(crate) fn start(store: S, signer: Arc<dyn Signer + Send + Sync>) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             engine: Mutex::new(Some(Engine::new(store.clone()))),
-            inbox: Inbox::default(),
+            inbox: Inbox { queue: Mutex::default(), arrived: Condvar::new(), room: Arc::new(Semaphore::new(MAX_INBOX_BYTES)) },
             store: Mutex::new(Some(store)),
             sync: SyncBell::default(),
             in_flight: AtomicUsize::new(0),
@@ -260,9 +258,7 @@ where
 
     /// Bytes that wait for the engine.
     pub fn waiting_bytes(&self) -> usize {
-        let inbox = &self.0.inbox;
-        let used = |received: bool| inbox_room(received).saturating_sub(inbox.rooms(received).available_permits());
-        used(false) + used(true)
+        MAX_INBOX_BYTES.saturating_sub(self.0.inbox.room.available_permits())
     }
 
     /// Finishes what waits, syncs, and ends the threads. Later calls answer `Closed`.
@@ -304,7 +300,7 @@ where
 
     async fn ask(&self, work: Work, inline: bool) -> Result<Reply, WriteError> {
         let bytes = work_bytes(&work);
-        let room = self.0.inbox.room(bytes, is_received(&work)).await?;
+        let room = self.0.inbox.room(bytes).await?;
         let (reply, answer) = oneshot::channel();
         self.0.submit(work, bytes, Caller { reply, _room: room }, inline)?;
         // The engine answers everything it took, or it has panicked.
@@ -312,28 +308,16 @@ where
     }
 }
 
-impl Default for Inbox {
-    fn default() -> Self {
-        let [room, received_room] = [false, true].map(|received| Arc::new(Semaphore::new(inbox_room(received))));
-        Self { queue: Mutex::default(), arrived: Condvar::new(), room, received_room }
-    }
-}
-
 impl Inbox {
-    fn rooms(&self, received: bool) -> &Arc<Semaphore> {
-        if received { &self.received_room } else { &self.room }
-    }
-
-    async fn room(&self, bytes: usize, received: bool) -> Result<OwnedSemaphorePermit, WriteError> {
+    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WriteError> {
         let cost = u32::try_from(inbox_cost(bytes)).unwrap_or(u32::MAX);
-        let rooms = self.rooms(received);
-        if let Ok(room) = Arc::clone(rooms).try_acquire_many_owned(cost) {
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(cost) {
             return Ok(room);
         }
-        match tokio::time::timeout(INBOX_WAIT, Arc::clone(rooms).acquire_many_owned(cost)).await {
+        match tokio::time::timeout(INBOX_WAIT, Arc::clone(&self.room).acquire_many_owned(cost)).await {
             Ok(Ok(room)) => Ok(room),
             Ok(Err(_)) => Err(WriteError::Closed),
-            Err(_) => Err(WriteError::QueueFull { limit: inbox_room(received), waited: INBOX_WAIT }),
+            Err(_) => Err(WriteError::QueueFull { limit: MAX_INBOX_BYTES, waited: INBOX_WAIT }),
         }
     }
 }
@@ -513,7 +497,6 @@ impl<S: Store + Clone> Inner<S> {
     fn shut(&self) {
         lock(&self.inbox.queue).closed = true;
         self.inbox.room.close();
-        self.inbox.received_room.close();
         self.inbox.arrived.notify_all();
         lock(&self.sync.owed).closed = true;
         self.sync.rung.notify_all();

@@ -9,7 +9,6 @@ mod directory;
 mod error;
 mod export;
 mod layout;
-mod moving;
 mod options;
 mod reclaim;
 mod removal;
@@ -107,7 +106,6 @@ impl RocksStore {
             }
         };
         staging::clean(&inner, path).map_err(damaged)?;
-        moving::clean(&inner).map_err(damaged)?;
         if stage == Stage::Creating {
             directory.set_stage(Stage::Ready)?;
         }
