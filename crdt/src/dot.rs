@@ -127,6 +127,13 @@ impl VersionVector {
         other.iter().all(|(replica, seq)| self.get(&replica) >= seq)
     }
 
+    /// A dot that this vector covers and the other does not.
+    #[must_use]
+    pub fn first_beyond(&self, other: &Self) -> Option<Dot> {
+        let beyond = self.iter().find(|(replica, seq)| other.get(replica) < *seq);
+        beyond.map(|(replica, _)| Dot { replica, seq: other.get(&replica) + 1 })
+    }
+
     /// The entries in ascending order of replica; no seq is 0.
     pub fn iter(&self) -> impl Iterator<Item = (ReplicaId, u64)> + '_ {
         self.0.iter().map(|(replica, seq)| (*replica, *seq))

@@ -22,6 +22,9 @@ pub const MAX_DATABASE_NAME_BYTES: usize = 128;
 /// How far a stamp may run ahead of this node's clock because of what others wrote, in milliseconds.
 pub const MAX_CLOCK_DRIFT_MS: u64 = 60_000;
 
+/// Shortest time between two new nonces that blocks of others cause by naming this writer, in milliseconds.
+pub const MIN_NAMED_NONCE_GAP_MS: u64 = 60_000;
+
 /// Most blocks that wait for their dependencies, per replica.
 pub const MAX_PENDING_BLOCKS: usize = 4_096;
 /// Most bytes of blocks that wait for their dependencies, per replica.

@@ -11,7 +11,7 @@ use crate::group::{Gathered, Group, Judged, seen_all};
 use crate::heads::Heads;
 use crate::input::{Input, LocalWrite, Token};
 use crate::key::Key;
-use crate::limits::MAX_UINT;
+use crate::limits::{MAX_UINT, MIN_NAMED_NONCE_GAP_MS};
 use crate::mutation::{Mutation, active};
 use crate::pending::{Pending, PendingLimits, Source};
 use crate::row::Row;
@@ -44,6 +44,10 @@ pub struct Replica {
     database: DatabaseId,
     /// Whom this opening writes as; drawn at its first write, never read back from disk.
     writer: Option<Writer>,
+    /// When a block that only named the writer was the last reason for another one.
+    named_at: Option<WallTime>,
+    /// The time of the last input.
+    now: WallTime,
     vv: BTreeMap<ReplicaId, VvEntry>,
     heads: Heads,
     floors: VersionVector,
@@ -65,6 +69,8 @@ impl Replica {
         Self {
             database,
             writer: None,
+            named_at: None,
+            now: WallTime::default(),
             vv: state.vv,
             heads: state.heads,
             floors: state.floors,
@@ -94,6 +100,7 @@ impl Replica {
     /// # Errors
     /// When the view cannot read; the replica and the turn must then be dropped.
     pub fn handle<V: View>(&mut self, input: Input, env: &mut Env<'_>, view: &V, turn: &mut Turn) -> Result<(), V::Error> {
+        self.now = env.now;
         match input {
             Input::Write(writes) => self.write(writes, env, view, turn),
             Input::Blocks { blocks, source } => blocks.into_iter().try_for_each(|block| self.receive(block, source, view, turn)),
@@ -190,7 +197,7 @@ impl Replica {
         let mut requests = 0;
         for oldest in view.oldest_requests().take(limit) {
             let (stamp, request) = oldest?;
-            if stamp >= before && self.meta.requests <= keep && !active(Mutation::ForgottenEarly) {
+            if stamp >= before && self.meta.requests <= keep {
                 break;
             }
             if turn.forgotten.insert(request, stamp).is_none() {
@@ -364,7 +371,7 @@ impl Replica {
             if let Some(kept) = self.known_hash(&parent.dot, view, turn)?
                 && kept != parent.hash
             {
-                self.leave_writer(parent.dot.replica);
+                self.leave_named_writer(parent.dot.replica);
                 turn.effect(Effect::Disagreement { dot: parent.dot, kept, other: parent.hash, source });
             }
         }
@@ -403,14 +410,6 @@ impl Replica {
     /// Steps of a snapshot that change nothing of the replica as it is now.
     pub fn stage(&mut self, writes: Vec<SnapshotWrite>, requests: Vec<(RequestId, RequestRecord)>) -> Step {
         let mut turn = self.begin();
-        if active(Mutation::SnapshotUnstaged) {
-            for write in &writes {
-                let rows = if let SnapshotWrite::Append(rows) = write { rows.as_slice() } else { &[] };
-                for (key, row) in rows {
-                    turn.show(key, row);
-                }
-            }
-        }
         turn.snapshot = writes;
         // None of them is known here: the join has looked.
         self.meta.requests += requests.len() as u64;
@@ -419,8 +418,11 @@ impl Replica {
     }
 
     /// Takes over what a join has come to, in one step: version vector, heads, floors, digest, clock, and the rows that
-    /// were built. The writes are those of the join's last piece.
+    /// were built. The writes are those of the join's last piece. What is to replace the replica does so.
     pub fn switch(&mut self, joined: Joined, mut writes: Vec<SnapshotWrite>) -> Step {
+        if joined.replaces {
+            return self.replace(joined, writes);
+        }
         let mut turn = self.begin();
         let (mine, theirs) = (self.vv(), joined.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect());
         self.heads = Heads::join(&self.heads, &mine, &joined.heads, &theirs);
@@ -444,12 +446,48 @@ impl Replica {
         self.finish(turn)
     }
 
+    /// Takes over a snapshot in the place of everything that was here: no block is kept, and the next write is by a new
+    /// writer, since the own version vector may have fallen. The writes are those of the join's last piece.
+    fn replace(&mut self, joined: Joined, mut writes: Vec<SnapshotWrite>) -> Step {
+        self.heads = Heads::default();
+        let mut turn = self.begin();
+        self.heads = joined.heads;
+        self.writer = None;
+        self.floors = joined.vv.iter().map(|(replica, entry)| (*replica, entry.seq)).collect();
+        turn.floors = self.floors.iter().collect();
+        turn.vv = joined.vv.clone();
+        self.vv = joined.vv;
+        self.clock.observe(joined.head.clock);
+        self.meta.digest = joined.digest;
+        self.meta.keys = joined.keys;
+        self.meta.history_bytes = 0;
+        // All that the log has left is the entry of the switch.
+        self.meta.log_floor = self.meta.revision;
+        self.meta.revision += 1;
+        writes.push(SnapshotWrite::Replace { revision: self.meta.revision });
+        turn.snapshot = writes;
+        turn.switched = true;
+        self.finish(turn)
+    }
+
     /// Draws a new nonce if a block that was not written here bears our id, or names one that does: this disk or memory
     /// was copied, and the copy writes.
     fn leave_copied_writer(&mut self, block: &Block) {
         let Some(Writer { replica, .. }) = self.writer else { return };
         let last = self.seq(&replica);
-        if block.dot().replica == replica || block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
+        if block.dot().replica == replica {
+            self.leave_writer(replica);
+        } else if block.builds_on().any(|dot| dot.replica == replica && dot.seq > last) {
+            self.leave_named_writer(replica);
+        }
+    }
+
+    /// The same for a block that names this writer and that anybody may have signed: each new nonce is one more entry in all
+    /// version vectors, so not too often. If there is a copy, its own blocks are signed and come as well.
+    fn leave_named_writer(&mut self, replica: ReplicaId) {
+        let recent = |at: &WallTime| (at.0..at.0.saturating_add(MIN_NAMED_NONCE_GAP_MS)).contains(&self.now.0);
+        if self.writer.is_some_and(|writer| writer.replica == replica) && !self.named_at.as_ref().is_some_and(recent) {
+            self.named_at = Some(self.now);
             self.leave_writer(replica);
         }
     }

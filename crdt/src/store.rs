@@ -306,6 +306,12 @@ pub enum SnapshotWrite {
     Seal,
     /// Changes of built rows.
     Patch(Vec<RowWrite>),
+    /// As `Switch`; and everything else that is kept of the replica is gone too, but for outcomes of requests: blocks, log,
+    /// version vector, floors and heads. What the write set has of these is written after it.
+    Replace {
+        /// The revision of the one log entry.
+        revision: u64,
+    },
     /// The built rows become the rows in use; the old ones, and what is staged, are gone. The log notes it by an entry that
     /// names no block ([`LogEntry::names_block`]).
     Switch {

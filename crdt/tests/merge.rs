@@ -174,6 +174,31 @@ fn the_own_name_among_parents_or_superseded_dots_draws_a_new_nonce() {
 }
 
 #[test]
+fn whoever_only_names_this_writer_makes_it_draw_a_nonce_once_a_minute() {
+    let mut node = Node::new(1);
+    let mut own = node.put("/k", "1");
+    let mut drawn = Vec::new();
+    // Anybody can sign a block that names a block to come of this writer.
+    for round in 0..200_u64 {
+        let named = Parent { dot: Dot { replica: own.replica, seq: own.seq + 1_000 }, hash: BlockHash([1; 32]) };
+        node.deliver(vec![block(author(9, round), 1, vec![named], "/c", "1")], 1);
+        let next = node.put("/k", "2");
+        if next.replica != own.replica {
+            drawn.push(round);
+        }
+        own = next;
+        node.now.0 += 1_000;
+    }
+    assert_eq!(drawn, [0, 60, 120, 180]);
+    // A clock that was set back does not make it wait longer.
+    node.now.0 -= 100_000;
+    let named = Parent { dot: Dot { replica: own.replica, seq: own.seq + 1_000 }, hash: BlockHash([1; 32]) };
+    node.deliver(vec![block(author(9, 999), 1, vec![named], "/c", "1")], 1);
+    assert_ne!(node.put("/k", "3").replica, own.replica);
+    node.check();
+}
+
+#[test]
 fn a_new_opening_never_reuses_a_seq() {
     let mut node = Node::new(1);
     let mut dots = BTreeSet::new();

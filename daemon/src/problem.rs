@@ -66,6 +66,14 @@ pub enum Code {
     ReadFailed,
     /// Another part of the server failed.
     Internal,
+    /// The peer is not connected, or does not have the database open.
+    PeerNotConnected,
+    /// A repair would lose what only this node has.
+    WouldLose,
+    /// A repair did not come about; the replica is as it was.
+    RepairFailed,
+    /// The replica is being replaced by a peer's.
+    Repairing,
     /// A peer could not be dialled.
     DialFailed,
     /// The database or the node is closed.
@@ -157,6 +165,10 @@ impl Code {
             Self::TooOld => (410, "The token is too old"),
             Self::ReadFailed => (500, "A read failed"),
             Self::Internal => (500, "Internal error"),
+            Self::PeerNotConnected => (503, "The peer is not connected"),
+            Self::WouldLose => (409, "Something would be lost"),
+            Self::RepairFailed => (503, "The repair did not come about"),
+            Self::Repairing => (503, "The database is being repaired"),
             Self::DialFailed => (502, "The peer cannot be reached"),
             Self::Closed => (503, "Closed"),
             Self::DirectoryUnavailable => (503, "A data directory could not be opened"),
@@ -207,6 +219,8 @@ impl Code {
                 | Self::TooManyDatabases
                 | Self::TooManyWatchers
                 | Self::DialFailed
+                | Self::PeerNotConnected
+                | Self::Repairing
                 | Self::NotCovered
                 | Self::NotHeld
                 | Self::NotCaughtUp

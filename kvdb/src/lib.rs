@@ -57,12 +57,14 @@ pub use holders::HoldersError;
 pub use libp2p::identity::Keypair;
 pub use libp2p::{Multiaddr, PeerId};
 pub use list::{After, Entry, ListItem, ListOptions, Page};
-pub use net::sync::{CompareState, Comparison, Side};
+pub use net::sync::{CompareState, Comparison, RepairFailure, Side};
 pub use net::{DialError, NetworkError, PeerStatus};
 pub use node::{DatabaseInfo, Node, NodeStatus, ShardStatus};
 pub use options::{LossPolicy, NetworkKey, NetworkOptions, NodeOptions, StoreOptions};
 pub use pattern::{PatternError, Patterns};
-pub use repair::CompareError;
+pub use repair::{CompareError, RepairError, RepairLoss, Repaired, Salvage};
+pub use shards::{MoveError, MoveStep, Moved, move_database};
+pub use store::{SavedSibling, Unreadable};
 pub use stream::ListStream;
 pub use verify::{Damage, Verified};
 pub use watch::{

@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-/// Bytes of writes and received blocks that may wait for the engine.
+/// Bytes of this node's own work that may wait for the engine.
 pub const MAX_INBOX_BYTES: usize = 64 << 20;
+/// Bytes of what peers sent that may wait for the engine: room of its own, so that it takes none from local writers.
+pub const MAX_RECEIVED_INBOX_BYTES: usize = 32 << 20;
 /// What a waiting piece of work counts beyond its bytes.
 pub const WORK_OVERHEAD_BYTES: usize = 256;
 /// How long a caller waits for room in the inbox.
 pub const INBOX_WAIT: Duration = Duration::from_secs(10);
 /// Most pieces of work in one turn of the engine.
 pub const MAX_TURN_WORKS: usize = 1_024;
-/// A turn takes no further work once it has this many bytes.
+/// A turn takes no further work of this node's own once it has this many bytes.
 pub const MAX_TURN_BYTES: usize = 4 << 20;
+/// A turn takes nothing more of what peers sent once it has this many bytes of it: a local write waits for one turn.
+pub const MAX_TURN_RECEIVED_BYTES: usize = 64 << 10;
 /// Received blocks are on disk, and acknowledged, this long after they were merged at the latest.
 pub const SYNC_DELAY: Duration = Duration::from_millis(100);
 /// Bytes of own blocks kept for gossip until the network looks; beyond it only an announcement goes out.
@@ -131,3 +135,6 @@ pub const VERIFY_BATCH_BYTES: usize = 8 << 20;
 pub const BUILD_FILE_BYTES: u64 = 64 << 20;
 /// Values that are built from a snapshot are written in batches of about this many bytes.
 pub const BUILD_BATCH_BYTES: usize = 4 << 20;
+
+/// How long a repair waits until the peer has on disk what is merged here.
+pub const REPAIR_COVER_WAIT: Duration = Duration::from_secs(30);

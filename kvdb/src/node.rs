@@ -1,6 +1,6 @@
 //! A node: one process's identity, store and network.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ pub struct Node(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     peer_id: PeerId,
+    home: PathBuf,
     signer: Identity,
     pub(crate) shards: Arc<Shards>,
     net: Option<NetHandle>,
@@ -206,13 +207,14 @@ impl Node {
         let net = network.map(start).transpose().inspect_err(|_| shards.stop())?;
         if let Some(net) = &net {
             net.listening(listeners).await;
-            tokio::spawn(remembered::run(net.clone(), home));
+            tokio::spawn(remembered::run(net.clone(), home.clone()));
         }
         let upkeep = Upkeep { me: peer_id, shards: Arc::clone(&shards), net: net.clone(), grace };
         let upkeep = tokio::spawn(upkeep.run()).abort_handle();
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
             peer_id,
+            home,
             signer: Identity(signer),
             shards,
             net,
@@ -252,6 +254,11 @@ impl Node {
             Some(net) => net.durable(database).await,
             None => Vec::new(),
         }
+    }
+
+    /// The data directory, the first one if there are several.
+    pub fn data_dir(&self) -> &Path {
+        &self.0.home
     }
 
     /// The node's identity.

@@ -4,11 +4,12 @@
 //! name is looked up in the catalogues, the first directory first; a directory that cannot be opened takes its databases
 //! away and nothing else (`notes`).
 
+mod moving;
 mod notes;
 mod open;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crdt::{DatabaseId, DatabaseName, Digest, Meta};
@@ -21,6 +22,7 @@ use crate::limits::SHARD_LOAD_BYTES;
 use crate::node::{DatabaseInfo, ShardStatus};
 use crate::store::{DatabaseRecord, DiskUse, RocksStore, StoreError, StoreId};
 
+pub use moving::{MoveError, MoveStep, Moved, move_database};
 pub(crate) use open::Stores;
 
 use notes::{Noted, Notes, Place};
@@ -316,22 +318,36 @@ impl Lost {
 impl Noted {
     /// What the catalogues say, and of what cannot be opened what was noted before.
     fn gather(open: &[Arc<Shard>], lost: &[Lost]) -> Result<Self, ReadError> {
-        let mut known = Self::default();
+        let stores = open.iter().map(|shard| Ok((shard.directory.as_path(), shard.store.read(|store| Ok(store.clone()))?)));
+        let stores = stores.collect::<Result<Vec<_>, ReadError>>()?;
+        let all = Self::of_stores(stores.iter().map(|(directory, store)| (*directory, store)));
+        let mut known = all.map_err(|error| read_error(&error))?;
         for lost in lost {
             known.stores.push((lost.id, lost.directory.clone()));
-            known.places.extend(lost.places.iter().map(|(name, place)| (name.clone(), *place)));
+            for (name, place) in &lost.places {
+                let here = known.places.get(name);
+                // One that is served counts where it is; of one that was dropped here too the later generation does.
+                if here.is_none_or(|here| !here.live && (place.live || place.generation > here.generation)) {
+                    known.places.insert(name.clone(), *place);
+                }
+            }
         }
-        for shard in open.iter().rev() {
-            let (store, read) = (shard.id, |store: &RocksStore| Ok((store.generations()?, store.databases()?)));
-            let (dropped, live) = shard.read(read)?;
-            known.stores.push((store, shard.directory.clone()));
-            for (name, generation) in dropped {
+        Ok(known)
+    }
+
+    /// What the catalogues of stores say. Of a name in several the first one counts.
+    fn of_stores<'a>(stores: impl DoubleEndedIterator<Item = (&'a Path, &'a RocksStore)>) -> Result<Self, StoreError> {
+        let mut known = Self::default();
+        for (directory, opened) in stores.rev() {
+            let store = opened.id();
+            known.stores.push((store, directory.to_owned()));
+            for (name, generation) in opened.generations()? {
                 let is_known = known.places.get(&name).is_some_and(|place| place.live || place.generation >= generation);
                 if !is_known {
                     known.places.insert(name, Place { store, generation, live: false });
                 }
             }
-            for record in live {
+            for record in opened.databases()? {
                 known.places.insert(record.name, Place { store, generation: record.generation, live: true });
             }
         }

@@ -1,6 +1,6 @@
 //! Verifying a replica: everything that can be computed again is, from values and blocks, and what does not fit is named.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use crdt::{
@@ -135,7 +135,8 @@ pub fn verify<V: View>(view: &V, database: &DatabaseId, verifier: &mut dyn Verif
     if let Err(error) = rows(view, &state, &mut found) {
         found.damage(Damage::Unreadable { part: "the rows", cause: error.to_string() });
     }
-    let mut history = History { state: &state, verifier, next: BTreeMap::new(), batch: Vec::new(), bytes: 0 };
+    let mut history =
+        History { state: &state, verifier, next: BTreeMap::new(), ends: BTreeSet::new(), batch: Vec::new(), bytes: 0 };
     match history.read(view, &mut found) {
         Ok(()) => history.end(&mut found),
         Err(error) => found.damage(Damage::Unreadable { part: "the log", cause: error.to_string() }),
@@ -196,6 +197,8 @@ struct History<'a> {
     verifier: &'a mut dyn Verifier,
     /// Of each replica the last seq that was found above its floor.
     next: BTreeMap<ReplicaId, u64>,
+    /// Blocks that came and that no later one has as a parent.
+    ends: BTreeSet<Dot>,
     batch: Vec<(LogEntry, crdt::BlockHash, Bytes)>,
     bytes: usize,
 }
@@ -262,8 +265,10 @@ impl History<'_> {
         }
     }
 
-    fn parents<V: View>(&self, view: &V, block: &Block, verified: &mut Verified) -> Result<(), V::Error> {
+    fn parents<V: View>(&mut self, view: &V, block: &Block, verified: &mut Verified) -> Result<(), V::Error> {
+        self.ends.insert(block.dot());
         for parent in block.parents() {
+            self.ends.remove(&parent.dot);
             if self.state.heads.get(&parent.dot).is_some() {
                 verified.damage(Damage::Head { dot: parent.dot, what: "a kept block has it as a parent" });
             }
@@ -287,6 +292,11 @@ impl History<'_> {
                 let dot = Dot { replica: *replica, seq: last + 1 };
                 verified.damage(Damage::Block { dot, what: "it counts as merged, but is not in the log".to_owned() });
             }
+        }
+        // Of a block that is not there nobody knows whose child it is.
+        let whole = !verified.damages.iter().any(|damage| matches!(damage, Damage::Block { .. }));
+        for dot in self.ends.iter().filter(|dot| whole && self.state.heads.get(dot).is_none()) {
+            verified.damage(Damage::Head { dot: *dot, what: "it is missing, though no kept block has it as a parent" });
         }
         let covered = |dot: &Dot| self.state.vv.get(&dot.replica).is_some_and(|entry| entry.seq >= dot.seq);
         let heads: &Heads = &self.state.heads;

@@ -25,7 +25,5 @@ mod streams;
 pub mod time;
 pub mod tool;
 pub mod trace;
-mod upkeep;
-mod watchers;
 pub mod workload;
 pub mod world;

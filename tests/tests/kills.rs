@@ -12,11 +12,11 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Kills in each test, many more with `KVDB_TEST_FULL=1`.
-fn kills() -> u64 {
+pub(crate) fn kills() -> u64 {
     if std::env::var_os("KVDB_TEST_FULL").is_some() { 100 } else { 5 }
 }
 
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().and_then(Path::parent).unwrap().join("kvdb")
 }

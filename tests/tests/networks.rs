@@ -77,11 +77,15 @@ impl Host {
     }
 
     fn start(&mut self, bootstrap: &str) {
+        self.run(&["--p2p-bootstrap", &format!("/ip4/{bootstrap}/tcp/7071")]);
+    }
+
+    fn run(&mut self, args: &[&str]) {
         let log = std::fs::File::options().create(true).append(true).open(self.dir.path().join("log")).unwrap();
         let mut command = self.inside(program().to_str().unwrap());
         command.arg("run").arg("--data-dir").arg(self.dir.path().join("data")).args(["--databases", "demo"]);
         command.args(["--http-listen", "127.0.0.1:7070", "--p2p-listen", "/ip4/0.0.0.0/tcp/7071"]);
-        command.args(["--p2p-bootstrap", &format!("/ip4/{bootstrap}/tcp/7071"), "--p2p-rebroadcast-seconds", "1"]);
+        command.args(["--p2p-rebroadcast-seconds", "1"]).args(args);
         self.child = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
         let end = Instant::now() + PATIENCE;
         while self.status().is_none() {
@@ -289,4 +293,14 @@ fn g10_an_address_that_goes_another_that_comes_and_the_first_again() {
     net.exchange("another address", &mut keys);
     change("10.77.0.9", "10.77.0.2");
     net.exchange("the first address", &mut keys);
+}
+
+#[test]
+fn nodes_of_a_local_network_find_each_other_when_they_are_told_to() {
+    let Some(mut net) = Net::build() else { return };
+    for host in &mut net.hosts {
+        host.run(&["--p2p-mdns", "true"]);
+    }
+    net.hosts[0].put("/found");
+    net.wait_equal("nobody was told of the other", 1);
 }

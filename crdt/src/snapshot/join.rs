@@ -11,14 +11,13 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::codec::{Items, decode};
-use super::{SnapshotError, SnapshotHead};
+use super::{Purpose, SnapshotError, SnapshotHead};
 use crate::block::{Block, RequestId};
 use crate::database::DatabaseId;
 use crate::dot::{Dot, ReplicaId, VersionVector};
 use crate::heads::{Head, Heads};
 use crate::key::{Key, KeyRange, Prefix};
 use crate::limits::{MAX_CATCH_UP_BYTES, MAX_JOIN_BYTES, MAX_JOIN_ROWS, MAX_ROW_VALUE_BYTES};
-use crate::mutation::{Mutation, active};
 use crate::row::{Digest, Row, Sibling};
 use crate::store::{Dropped, Order, Projection, RequestRecord, RowWrite, SnapshotWrite, View, VvEntry};
 
@@ -31,6 +30,9 @@ pub enum JoinError<E: std::error::Error> {
     /// The snapshot is not what its head says: it must be dropped, and its sender is at fault.
     #[error(transparent)]
     Invalid(SnapshotError),
+    /// It was to replace a replica that has merged what it does not cover.
+    #[error("the snapshot does not cover {0}, which is merged here")]
+    Lacking(Dot),
     /// History that came meanwhile is not kept any more: start the join anew.
     #[error("blocks merged since the join began are not kept any more")]
     Stale,
@@ -45,6 +47,8 @@ pub struct Joined {
     pub vv: BTreeMap<ReplicaId, VvEntry>,
     /// The snapshot's heads.
     pub heads: Heads,
+    /// Whether the snapshot takes the place of all that was here.
+    pub replaces: bool,
     /// The digest of the joined rows.
     pub digest: Digest,
     /// Their number.
@@ -67,6 +71,7 @@ pub struct JoinPiece {
 pub struct SnapshotJoin {
     database: DatabaseId,
     head: SnapshotHead,
+    purpose: Purpose,
     vv: BTreeMap<ReplicaId, VvEntry>,
     their_vv: VersionVector,
     heads: BTreeMap<Dot, Head>,
@@ -88,8 +93,6 @@ pub struct SnapshotJoin {
     keys: u64,
     /// What is merged after this revision is caught up with.
     base: u64,
-    /// Most rows of a piece.
-    most_rows: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,9 +135,11 @@ impl SnapshotJoin {
     /// # Errors
     /// When the head is malformed.
     pub fn new(database: DatabaseId, head: Bytes, revision: u64) -> Result<Self, SnapshotError> {
+        let (purpose, head) = Purpose::unwrap(head)?;
         Ok(Self {
             database,
             head: SnapshotHead::decode(head)?,
+            purpose,
             vv: BTreeMap::new(),
             their_vv: VersionVector::default(),
             heads: BTreeMap::new(),
@@ -149,15 +154,7 @@ impl SnapshotJoin {
             digest: Digest::default(),
             keys: 0,
             base: revision,
-            most_rows: MAX_JOIN_ROWS,
         })
-    }
-
-    /// With at most so many rows in a piece.
-    #[must_use]
-    pub fn in_pieces_of(mut self, rows: usize) -> Self {
-        self.most_rows = rows;
-        self
     }
 
     /// The next piece: bounded in rows and bytes. The view must show what all pieces before have written, and `vv` and
@@ -167,6 +164,9 @@ impl SnapshotJoin {
     /// See [`JoinError`]. The join must then be dropped.
     pub fn piece<V: View>(&mut self, view: &V, vv: &VersionVector, revision: u64) -> Result<JoinPiece, JoinError<V::Error>> {
         let mut piece = JoinPiece::default();
+        // Whatever is here does not count if the snapshot is to take its place.
+        let none = VersionVector::default();
+        let (vv, all) = if self.purpose.replaces() { (&none, vv) } else { (vv, vv) };
         if self.phase == Phase::Begin {
             piece.writes.push(SnapshotWrite::Build);
             self.phase = Phase::Rows;
@@ -176,7 +176,8 @@ impl SnapshotJoin {
             if let Some(after) = &self.after {
                 range.start_from(std::ops::Bound::Excluded(after.as_bytes()));
             }
-            let mine = view.scan(range, Order::Ascending, Projection::Rows).peekable();
+            let mine = if self.purpose.replaces() { 0 } else { usize::MAX };
+            let mine = view.scan(range, Order::Ascending, Projection::Rows).take(mine).peekable();
             let mut rows = Vec::new();
             let done = Walk { join: self, view, vv, mine, piece: &mut piece, rows: &mut rows }.run()?;
             piece.writes.push(SnapshotWrite::Append(rows));
@@ -188,13 +189,17 @@ impl SnapshotJoin {
             return Ok(piece);
         }
         if let Phase::CatchUp(from) = self.phase {
-            let to = self.catch_up(view, vv, from, revision, &mut piece)?;
+            if let Some(lost) = all.first_beyond(&self.their_vv).filter(|_| self.purpose == Purpose::Replace) {
+                return Err(JoinError::Lacking(lost));
+            }
+            let to = if self.purpose.replaces() { revision } else { self.catch_up(view, vv, from, revision, &mut piece)? };
             self.phase = Phase::CatchUp(to);
             if to == revision {
                 piece.joined = Some(Joined {
                     head: self.head,
                     vv: self.vv.clone(),
                     heads: self.heads.iter().map(|(dot, head)| (*dot, *head)).collect(),
+                    replaces: self.purpose.replaces(),
                     digest: self.digest,
                     keys: self.keys,
                 });
@@ -259,7 +264,7 @@ impl SnapshotJoin {
             Items::Requests(items) => {
                 self.complete().map_err(JoinError::Invalid)?;
                 for (request, record) in items {
-                    if view.request(&request)?.is_none() && !active(Mutation::SnapshotRequestsLost) {
+                    if view.request(&request)?.is_none() {
                         piece.requests.push((request, record));
                     }
                 }
@@ -339,7 +344,7 @@ struct Walk<'a, V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> {
 impl<V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> Walk<'_, V, I> {
     /// Goes on until the budget is spent or, which it then says, both sides are at their end.
     fn run(mut self) -> Result<bool, JoinError<V::Error>> {
-        let mut budget = Budget { rows: self.join.most_rows, bytes: MAX_JOIN_BYTES };
+        let mut budget = Budget { rows: MAX_JOIN_ROWS, bytes: MAX_JOIN_BYTES };
         loop {
             if budget.is_spent() {
                 return Ok(false);
@@ -447,8 +452,5 @@ impl<V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> Walk<'_, V, I> {
 
 /// Passes by rows before the open one: they are new since it was opened, and so caught up with at the end.
 fn skip_new<E>(mine: &mut Peekable<impl Iterator<Item = Result<(Key, Row), E>>>, open: &Key) {
-    if active(Mutation::SnapshotNewRows) {
-        return;
-    }
     while mine.next_if(|found| found.as_ref().is_ok_and(|(key, _)| key < open)).is_some() {}
 }

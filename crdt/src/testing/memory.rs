@@ -156,7 +156,11 @@ impl Contents {
                 }
             }
             SnapshotWrite::Build => self.built = Some(Built::default()),
-            SnapshotWrite::Switch { revision } => {
+            SnapshotWrite::Switch { revision } | SnapshotWrite::Replace { revision } => {
+                if matches!(write, SnapshotWrite::Replace { .. }) {
+                    (self.blocks, self.log, self.vv) = Default::default();
+                    (self.floors, self.packed, self.spilled) = Default::default();
+                }
                 let built = self.built.take().unwrap_or_default();
                 debug_assert!(built.sealed, "rows are sealed before they are switched to");
                 (self.rows, self.values) = (built.rows, built.values);

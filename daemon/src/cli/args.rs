@@ -56,7 +56,8 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Drop a database with all its data: on this node, or in its fleet
     Drop(DropArgs),
-    /// Make or list databases
+    /// Make, list or move databases
+    #[command(visible_alias = "database")]
     Db(DbArgs),
     /// Show all databases of the node, or of its fleet: open or closed, keys, digest, id
     Databases(ShowArgs),
@@ -118,7 +119,7 @@ pub(super) struct InitArgs {
     pub(super) config: Option<PathBuf>,
 }
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub(super) struct RunArgs {
     /// The configuration file [default: kvdb.toml in the data directory, if it is there]
     #[arg(long, env = "KVDB_CONFIG")]
@@ -507,6 +508,15 @@ pub(super) struct VerifyArgs {
     /// Only this database [default: all]
     #[arg(long, value_name = "NAME")]
     pub(super) db: Option<DatabaseName>,
+    /// Compare with this connected peer, and tell the keys at which both differ
+    #[arg(long, value_name = "PEER", conflicts_with = "data_dir")]
+    pub(super) from: Option<String>,
+    /// Replace this node's copy by that peer's; values that go are saved to a file first
+    #[arg(long, requires = "from", requires = "db")]
+    pub(super) repair: bool,
+    /// Even if this loses what the peer does not have
+    #[arg(long, requires = "repair")]
+    pub(super) lose: bool,
     #[command(flatten)]
     pub(super) server: ServerArgs,
 }
@@ -553,6 +563,19 @@ pub(super) enum DbCommand {
     },
     /// List the databases
     List(ShowArgs),
+    /// Move a database to another data directory of a node that does not run
+    Move(Box<MoveArgs>),
+}
+
+#[derive(Args)]
+pub(super) struct MoveArgs {
+    /// The database
+    pub(super) name: DatabaseName,
+    /// One of the node's data directories
+    #[arg(long, value_name = "DIR")]
+    pub(super) to: PathBuf,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
 }
 
 #[derive(Args)]

@@ -12,6 +12,7 @@ mod fleet;
 mod key;
 mod list;
 mod node;
+mod offline;
 mod serve;
 mod transfer;
 mod verify;

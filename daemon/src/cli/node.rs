@@ -77,6 +77,7 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
             let names = || all.iter().map(|database| word(database, "name") + "\n").collect::<String>();
             print(&if args.json { json!({ "databases": all }).to_string() } else { names() })
         }
+        DbCommand::Move(args) => super::offline::move_database(args),
     }
 }
 

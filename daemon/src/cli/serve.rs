@@ -51,7 +51,7 @@ fn unknown_variables() -> Vec<String> {
     given.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("KVDB_")).collect()
 }
 
-fn configuration(args: RunArgs) -> Result<Config, Failure> {
+pub(super) fn configuration(args: RunArgs) -> Result<Config, Failure> {
     let beside: Option<PathBuf> = args.flags.data_dir().map(default_file).filter(|file| file.exists());
     let file = match args.config.or(beside) {
         Some(path) => Raw::read(&path).map_err(Failure::bad_input)?,

@@ -71,6 +71,8 @@ pub struct RawP2p {
     pub network_key_file: Option<PathBuf>,
     /// The allowed peers.
     pub allow: Option<Vec<String>>,
+    /// Whether to find nodes of the local network.
+    pub mdns: Option<bool>,
     /// Seconds between announcements.
     pub rebroadcast_seconds: Option<u64>,
 }
@@ -182,6 +184,9 @@ pub struct RunFlags {
     /// Only these peers connect, separated by commas
     #[arg(long, env = "KVDB_P2P_ALLOW", value_delimiter = ',', value_name = "PEER_ID")]
     p2p_allow: Option<Vec<String>>,
+    /// Whether to find nodes of the local network by mDNS, and to be found
+    #[arg(long, env = "KVDB_P2P_MDNS", value_name = "true|false")]
+    p2p_mdns: Option<bool>,
     /// Seconds between announcements
     #[arg(long, env = "KVDB_P2P_REBROADCAST_SECONDS", value_name = "SECONDS")]
     p2p_rebroadcast_seconds: Option<u64>,
@@ -339,6 +344,7 @@ impl RunFlags {
                 network_key: self.p2p_network_key,
                 network_key_file: self.p2p_network_key_file,
                 allow: self.p2p_allow.map(without_empty),
+                mdns: self.p2p_mdns,
                 rebroadcast_seconds: self.p2p_rebroadcast_seconds,
             },
             store: RawStore {
@@ -413,6 +419,7 @@ impl Raw {
                 network_key,
                 network_key_file,
                 allow: self.p2p.allow.or(lower.p2p.allow),
+                mdns: self.p2p.mdns.or(lower.p2p.mdns),
                 rebroadcast_seconds: self.p2p.rebroadcast_seconds.or(lower.p2p.rebroadcast_seconds),
             },
             store: RawStore {

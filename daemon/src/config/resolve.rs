@@ -234,7 +234,8 @@ fn network(raw: RawP2p, faults: &mut Faults) -> Option<NetworkOptions> {
     let seconds = faults.within("p2p.rebroadcast_seconds", raw.rebroadcast_seconds, 10, REBROADCAST_SECONDS);
     let rebroadcast_interval = Duration::from_secs(seconds);
     let enabled = raw.enabled.unwrap_or(true);
-    enabled.then(|| NetworkOptions { listen, bootstrap, network_key, allow, rebroadcast_interval })
+    let mdns = raw.mdns.unwrap_or(false);
+    enabled.then(|| NetworkOptions { listen, bootstrap, network_key, allow, mdns, rebroadcast_interval })
 }
 
 /// Whoever is let in can write the fleet's own records: unless the operator says otherwise these are its members only.

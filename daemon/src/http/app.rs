@@ -16,7 +16,7 @@ use super::fleet::{self, Asker, Member, Target};
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
-use super::{batch, compact, database, keys, list, metrics, node, watch};
+use super::{batch, compact, database, keys, list, metrics, node, repair, watch};
 use crate::config::{FleetConfig, HttpConfig};
 use crate::problem::{Code, Problem};
 
@@ -178,7 +178,9 @@ impl App {
             },
             (Route::List(_), Some(database)) => list::list(&database, list::Which::All, call).await,
             (Route::Conflicts(_), Some(database)) => list::list(&database, list::Which::Conflicts, call).await,
-            (Route::Verify(_), Some(database)) => database::verify(&database, call).await,
+            (Route::Verify(_), Some(database)) => repair::verify(&database, call).await,
+            (Route::Disagreements(_), Some(database)) => repair::disagreements(&database, call).await,
+            (Route::Repair(_), Some(database)) => repair::repair(self, &database, call).await,
             (Route::Compact(_), Some(database)) => compact::compact(database, call),
             (Route::Batch(_), Some(database)) => batch::batch(&Target::Here(database), call).await,
             (Route::Siblings(_), Some(database)) => keys::siblings(database, call).await,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use kvdb::{Database, DatabaseInfo, DatabaseName, DatabaseStats, Dot, Verified};
+use kvdb::{Database, DatabaseInfo, DatabaseName, DatabaseStats, Dot};
 use serde_json::{Value, json};
 
 use super::app::{App, Call, blocking, json};
@@ -90,16 +90,6 @@ pub(super) async fn drop(app: &App, name: &DatabaseName, call: Call) -> Result<R
     call.query.finish()?;
     app.node().drop_database(name).await?;
     json(StatusCode::OK, &json!({ "name": name.as_str(), "dropped": true }))
-}
-
-/// `GET …/verify`: everything that is stored, looked at.
-pub(super) async fn verify(database: &Database, call: Call) -> Result<Response, Problem> {
-    call.query.finish()?;
-    let Verified { keys, siblings, blocks, damages, more } = database.verify().await?;
-    let damages: Vec<String> = damages.iter().map(ToString::to_string).collect();
-    let sound = damages.is_empty();
-    let report = json!({ "sound": sound, "keys": keys, "values": siblings, "blocks": blocks, "damages": damages, "more": more });
-    json(StatusCode::OK, &report)
 }
 
 /// `GET …/wait?dot=&holders=`: answers once this node has merged the dot, and so many nodes have it on disk.

@@ -54,6 +54,7 @@ impl From<WriteError> for Problem {
             WriteError::HistoryFull { limit, .. } => {
                 Self::new(Code::HistoryFull, detail).with_limit(usize::try_from(limit).unwrap_or(usize::MAX))
             }
+            WriteError::Repairing => Self::new(Code::Repairing, detail),
             WriteError::Dropped => Self::new(Code::Dropped, detail),
             WriteError::Closed => Self::new(Code::Closed, detail),
             WriteError::Poisoned { cause } if disk_full(&cause) => Self::new(Code::DiskFull, detail),

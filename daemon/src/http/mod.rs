@@ -12,6 +12,7 @@ mod keys;
 mod list;
 mod metrics;
 mod node;
+mod repair;
 mod route;
 mod server;
 mod terms;

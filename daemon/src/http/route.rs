@@ -56,6 +56,10 @@ pub(super) enum Route {
     Compact(DatabaseName),
     /// `GET /v1/databases/{db}/verify`
     Verify(DatabaseName),
+    /// `GET /v1/databases/{db}/disagreements`
+    Disagreements(DatabaseName),
+    /// `POST /v1/databases/{db}/repair`
+    Repair(DatabaseName),
     /// `POST /v1/databases/{db}/batch`
     Batch(DatabaseName),
     /// `GET /v1/databases/{db}/siblings?key=`
@@ -115,9 +119,11 @@ impl Route {
             Some("wait") => get(Self::Wait(name)),
             Some("watch") => get(Self::Watch(name)),
             Some("verify") => get(Self::Verify(name)),
+            Some("disagreements") => get(Self::Disagreements(name)),
+            Some("repair") if method == Method::POST => Ok(Self::Repair(name)),
             Some("compact") if method == Method::POST => Ok(Self::Compact(name)),
             Some("batch") if method == Method::POST => Ok(Self::Batch(name)),
-            Some("batch" | "compact") => Err(not_allowed(method, "POST")),
+            Some("batch" | "compact" | "repair") => Err(not_allowed(method, "POST")),
             Some("keys") => Ok(Self::Key(name, KeyMethod::of(method)?, None)),
             Some(below) => {
                 let key = below.strip_prefix("keys/").ok_or_else(|| no_route(path))?;
@@ -168,6 +174,8 @@ impl Route {
             | Self::Conflicts(name)
             | Self::Compact(name)
             | Self::Verify(name)
+            | Self::Disagreements(name)
+            | Self::Repair(name)
             | Self::Batch(name)
             | Self::Siblings(name)
             | Self::Wait(name)
@@ -202,6 +210,8 @@ impl Route {
             Self::Conflicts(_) => "conflicts",
             Self::Compact(_) => "compact",
             Self::Verify(_) => "verify",
+            Self::Disagreements(_) => "disagreements",
+            Self::Repair(_) => "repair",
             Self::Batch(_) => "batch",
             Self::Siblings(_) => "siblings",
             Self::Wait(_) => "wait",
@@ -218,6 +228,7 @@ impl Route {
             | Self::DropDatabase(_)
             | Self::Compact(_)
             | Self::Verify(_)
+            | Self::Repair(_)
             | Self::Dial
             | Self::Forget(_)
             | Self::Drain => Some(Scope::Admin),

@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::machine::{Advance, Engine, Reply, TurnEnv, TurnOutcome, Work, whole_vv};
 use super::news::{NewsDesk, NewsFeed};
 use super::port::{Delivery, SnapshotOutcome, Truncated, WriteError, Written};
-use super::queue::{WorkQueue, inbox_cost, work_bytes};
+use super::queue::{WorkQueue, inbox_cost, inbox_room, is_received, work_bytes};
 use super::shared::{Figures, Shared};
 use crate::clock::wall_time;
-use crate::limits::{INBOX_WAIT, MAX_INBOX_BYTES, SYNC_DELAY};
+use crate::limits::{INBOX_WAIT, SYNC_DELAY};
 
 /// The way to the engine of one store. Cloning is cheap.
 pub struct EngineHandle<S: Store>(Arc<Inner<S>>);
@@ -76,6 +76,8 @@ struct Inbox {
     queue: Mutex<Queue>,
     arrived: Condvar,
     room: Arc<Semaphore>,
+    /// For what peers sent.
+    received_room: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -113,7 +115,7 @@ where
     pub(crate) fn start(store: S, signer: Arc<dyn Signer + Send + Sync>) -> std::io::Result<Self> {
         let inner = Arc::new(Inner {
             engine: Mutex::new(Some(Engine::new(store.clone()))),
-            inbox: Inbox { queue: Mutex::default(), arrived: Condvar::new(), room: Arc::new(Semaphore::new(MAX_INBOX_BYTES)) },
+            inbox: Inbox::default(),
             store: Mutex::new(Some(store)),
             sync: SyncBell::default(),
             in_flight: AtomicUsize::new(0),
@@ -190,6 +192,14 @@ where
         self.done(Work::Stage { database, write }).await
     }
 
+    /// Takes no write and no block in from now on, or does so again.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub(crate) async fn freeze(&self, database: DatabaseId, frozen: bool) -> Result<(), WriteError> {
+        self.done(Work::Freeze { database, frozen }).await
+    }
+
     /// Forgets up to `limit` outcomes of requests, the oldest first: those with a stamp below `before`, and so many that no
     /// more than `keep` are left. The commit is buffered.
     ///
@@ -258,7 +268,9 @@ where
 
     /// Bytes that wait for the engine.
     pub fn waiting_bytes(&self) -> usize {
-        MAX_INBOX_BYTES.saturating_sub(self.0.inbox.room.available_permits())
+        let inbox = &self.0.inbox;
+        let used = |received: bool| inbox_room(received).saturating_sub(inbox.rooms(received).available_permits());
+        used(false) + used(true)
     }
 
     /// Finishes what waits, syncs, and ends the threads. Later calls answer `Closed`.
@@ -300,7 +312,7 @@ where
 
     async fn ask(&self, work: Work, inline: bool) -> Result<Reply, WriteError> {
         let bytes = work_bytes(&work);
-        let room = self.0.inbox.room(bytes).await?;
+        let room = self.0.inbox.room(bytes, is_received(&work)).await?;
         let (reply, answer) = oneshot::channel();
         self.0.submit(work, bytes, Caller { reply, _room: room }, inline)?;
         // The engine answers everything it took, or it has panicked.
@@ -308,16 +320,28 @@ where
     }
 }
 
+impl Default for Inbox {
+    fn default() -> Self {
+        let [room, received_room] = [false, true].map(|received| Arc::new(Semaphore::new(inbox_room(received))));
+        Self { queue: Mutex::default(), arrived: Condvar::new(), room, received_room }
+    }
+}
+
 impl Inbox {
-    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, WriteError> {
+    fn rooms(&self, received: bool) -> &Arc<Semaphore> {
+        if received { &self.received_room } else { &self.room }
+    }
+
+    async fn room(&self, bytes: usize, received: bool) -> Result<OwnedSemaphorePermit, WriteError> {
         let cost = u32::try_from(inbox_cost(bytes)).unwrap_or(u32::MAX);
-        if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(cost) {
+        let rooms = self.rooms(received);
+        if let Ok(room) = Arc::clone(rooms).try_acquire_many_owned(cost) {
             return Ok(room);
         }
-        match tokio::time::timeout(INBOX_WAIT, Arc::clone(&self.room).acquire_many_owned(cost)).await {
+        match tokio::time::timeout(INBOX_WAIT, Arc::clone(rooms).acquire_many_owned(cost)).await {
             Ok(Ok(room)) => Ok(room),
             Ok(Err(_)) => Err(WriteError::Closed),
-            Err(_) => Err(WriteError::QueueFull { limit: MAX_INBOX_BYTES, waited: INBOX_WAIT }),
+            Err(_) => Err(WriteError::QueueFull { limit: inbox_room(received), waited: INBOX_WAIT }),
         }
     }
 }
@@ -409,9 +433,9 @@ impl<S: Store + Clone> Inner<S> {
                 // Under the lock, so that an opening sees either the debt or the news of its payment.
                 let Ok(mut engine) = self.engine.lock() else { return };
                 if let Some(engine) = engine.as_mut() {
-                    engine.synced(&unsynced);
+                    let synced = engine.synced(unsynced);
+                    self.news.put(|gathering| gathering.synced(&synced));
                 }
-                self.news.put(|gathering| gathering.synced(&unsynced));
             }
             Err(error) => {
                 tracing::error!(%error, "a sync failed; the store refuses writes from now on");
@@ -468,6 +492,11 @@ impl<S: Store + Clone> Inner<S> {
                 shared.advance(vv, figures(engine, database), changes.clone());
             }
         }
+        for database in &outcome.replaced {
+            if let Some(shared) = self.shared(database) {
+                shared.reset(whole_vv(engine, database), figures(engine, database));
+            }
+        }
         for database in &outcome.closed {
             if let Some(shared) = write(&self.open).remove(database) {
                 shared.close();
@@ -497,6 +526,7 @@ impl<S: Store + Clone> Inner<S> {
     fn shut(&self) {
         lock(&self.inbox.queue).closed = true;
         self.inbox.room.close();
+        self.inbox.received_room.close();
         self.inbox.arrived.notify_all();
         lock(&self.sync.owed).closed = true;
         self.sync.rung.notify_all();

@@ -3,7 +3,7 @@
 use crdt::{Change, Ed25519Signer, Key};
 
 use super::*;
-use crate::limits::WORK_OVERHEAD_BYTES;
+use crate::limits::{MAX_INBOX_BYTES, WORK_OVERHEAD_BYTES};
 use crate::store::{RocksStore, StoreOptions};
 
 /// A put whose work takes exactly so much room.

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crdt::mutation::{Mutation, active};
 use crdt::{LogEntry, VersionVector};
 
 use crate::limits::{COMPACT_INTERVAL, HISTORY_HARD_BYTES, HISTORY_MIN_AGE, MAX_AGE_MARKS, SHRUNK_ROWS};
@@ -79,7 +78,7 @@ pub fn plan<E>(log: impl Iterator<Item = Result<LogEntry, E>>, known: &Known<'_>
     for entry in log {
         let entry = entry?;
         let holders = known.peers.iter().filter(|durable| durable.covers(&entry.dot)).count();
-        if holders < known.holders && !active(Mutation::TruncatedUnheld) {
+        if holders < known.holders {
             break;
         }
         plan.safe_bytes += u64::from(entry.bytes);

@@ -1,7 +1,7 @@
 //! Joining staged snapshots: a piece at a time, between the turns, so that nobody waits for the whole.
 
 use crdt::snapshot::{JoinError, SnapshotJoin};
-use crdt::{Committed, DatabaseId, Durability, SnapshotWrite, Step, Store, View};
+use crdt::{Committed, DatabaseId, Dot, Durability, SnapshotWrite, Step, Store, View};
 
 use super::machine::{Advance, Engine, TurnEnv, TurnOutcome};
 use super::port::{SnapshotOutcome, WriteError};
@@ -59,7 +59,16 @@ impl<S: Store> Engine<S> {
                 let failed = SnapshotOutcome::Failed;
                 outcome.snapshots.push((database, discarded.map_or(failed, |()| SnapshotOutcome::Invalid { cause })));
             }
+            Err(JoinFailure::Lacking(dot)) => {
+                let discarded = self.discard(database);
+                let failed = SnapshotOutcome::Failed;
+                outcome.snapshots.push((database, discarded.map_or(failed, |()| SnapshotOutcome::Lacking { dot })));
+            }
             Err(JoinFailure::Store) => outcome.snapshots.push((database, SnapshotOutcome::Failed)),
+        }
+        if !self.joins.contains_key(&database) {
+            // Replaced, or not to be any more.
+            self.frozen.remove(&database);
         }
     }
 
@@ -70,7 +79,6 @@ impl<S: Store> Engine<S> {
         env: &TurnEnv<'_>,
         outcome: &mut TurnOutcome,
     ) -> Result<Option<SnapshotJoin>, JoinFailure> {
-        let rows = self.join_rows;
         let replica = self.open.get_mut(&database).ok_or(JoinFailure::Store)?;
         let (vv, revision) = (replica.vv(), replica.meta().revision);
         let (join, piece) = {
@@ -79,12 +87,12 @@ impl<S: Store> Engine<S> {
                 Some(join) => join,
                 None => {
                     let staged = view.staged().map_err(|_| JoinFailure::Store)?.ok_or(JoinFailure::Store)?;
-                    let join = SnapshotJoin::new(database, staged.head, revision);
-                    join.map_err(|error| JoinFailure::Invalid(error.to_string()))?.in_pieces_of(rows)
+                    SnapshotJoin::new(database, staged.head, revision).map_err(|error| JoinFailure::Invalid(error.to_string()))?
                 }
             };
             let piece = join.piece(&view, &vv, revision).map_err(|error| match error {
                 JoinError::Invalid(error) => JoinFailure::Invalid(error.to_string()),
+                JoinError::Lacking(dot) => JoinFailure::Lacking(dot),
                 JoinError::Stale => JoinFailure::Stale,
                 JoinError::Store(_) => JoinFailure::Store,
             })?;
@@ -95,9 +103,20 @@ impl<S: Store> Engine<S> {
             self.commit(vec![step], Durability::Buffered).map_err(|_| JoinFailure::Store)?;
             return Ok(Some(join));
         };
+        let replaces = joined.replaces;
         let step = replica.switch(joined, piece.writes);
         // Synced, and with it all that was built and merged before.
         let committed = self.commit(vec![step], Durability::Sync).map_err(|_| JoinFailure::Store)?;
+        if replaces {
+            // Whatever was known of it is void, what waits included.
+            let mut synced = self.all_synced();
+            synced.remove(&database);
+            outcome.durable = synced;
+            let replica = self.resume(database).map_err(|_| JoinFailure::Store)?;
+            self.open.insert(database, replica);
+            outcome.replaced.push(database);
+            return Ok(None);
+        }
         self.switched(committed, outcome);
         outcome.durable = self.all_synced();
         self.released(database, env, outcome);
@@ -150,4 +169,5 @@ enum JoinFailure {
     Store,
     Stale,
     Invalid(String),
+    Lacking(Dot),
 }

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crdt::limits::MAX_JOIN_ROWS;
 use crdt::mutation::{Mutation, active};
-use crdt::snapshot::SnapshotJoin;
+use crdt::snapshot::{Purpose, SnapshotJoin};
 use crdt::{
     Block, Changes, Committed, DatabaseId, Durability, Effect, Env, Input, LocalOp, LocalWrite, Meta, PendingLimits, Replica,
     ReplicaId, RequestId, Signer, SnapshotWrite, Source, Stamp, Step, Store, Token, Turn, VersionVector, View, WallTime,
@@ -65,6 +64,13 @@ pub enum Work {
         /// Most to forget in this turn.
         limit: usize,
     },
+    /// From now on takes no write and no block in, because the replica is about to be replaced; or takes them again.
+    Freeze {
+        /// The database.
+        database: DatabaseId,
+        /// Whether it takes nothing in.
+        frozen: bool,
+    },
     /// Everything committed before must be on disk.
     Sync,
     /// Opens a database that is in the store's catalogue.
@@ -84,7 +90,7 @@ pub enum Reply {
     Truncated(Result<Truncated, WriteError>),
     /// To [`Work::Forget`]: how many were forgotten.
     Forgotten(Result<usize, WriteError>),
-    /// To [`Work::Stage`], [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
+    /// To [`Work::Stage`], [`Work::Freeze`], [`Work::Sync`], [`Work::Open`] and [`Work::Close`].
     Done(Result<(), WriteError>),
 }
 
@@ -101,6 +107,8 @@ pub struct TurnOutcome {
     pub advanced: Vec<Advance>,
     /// Version vector entries that this turn's sync has brought to disk.
     pub durable: Entries,
+    /// Databases whose replica was replaced: whoever knew anything of it must begin anew.
+    pub replaced: Vec<DatabaseId>,
     /// What became of staged snapshots.
     pub snapshots: Vec<(DatabaseId, SnapshotOutcome)>,
     /// Whether received blocks wait for a sync.
@@ -152,6 +160,8 @@ pub struct Engine<S> {
     pub(super) open: BTreeMap<DatabaseId, Replica>,
     /// Snapshots that are staged, and the joins that have begun.
     pub(super) joins: BTreeMap<DatabaseId, Option<SnapshotJoin>>,
+    /// Databases that take nothing in, because they are about to be replaced.
+    pub(super) frozen: BTreeSet<DatabaseId>,
     /// Version vector entries committed but not yet synced.
     unsynced: Entries,
     /// Whether received blocks are among them, which a peer waits to see acknowledged.
@@ -159,8 +169,6 @@ pub struct Engine<S> {
     poison: Option<String>,
     /// Databases whose changed keys somebody wants to know.
     pub(super) watched: BTreeSet<DatabaseId>,
-    /// Rows of a snapshot that are joined in one turn.
-    pub(super) join_rows: usize,
 }
 
 impl<S: Store> Engine<S> {
@@ -170,18 +178,12 @@ impl<S: Store> Engine<S> {
             store,
             open: BTreeMap::new(),
             joins: BTreeMap::new(),
+            frozen: BTreeSet::new(),
             unsynced: BTreeMap::new(),
             owes_sync: false,
             poison: None,
             watched: BTreeSet::new(),
-            join_rows: MAX_JOIN_ROWS,
         }
-    }
-
-    /// Joins so many rows of a snapshot in one turn instead of [`MAX_JOIN_ROWS`]: with few, small stores show what happens
-    /// between two turns of a join.
-    pub fn set_join_rows(&mut self, rows: usize) {
-        self.join_rows = rows;
     }
 
     /// The store.
@@ -227,14 +229,19 @@ impl<S: Store> Engine<S> {
         self.unsynced.clone()
     }
 
-    /// A sync has covered these entries.
-    pub fn synced(&mut self, covered: &Entries) {
-        for (database, entries) in covered {
+    /// A sync has covered these entries. Tells which of them count: a replica that was replaced meanwhile has less.
+    pub fn synced(&mut self, mut covered: Entries) -> Entries {
+        for (database, entries) in &mut covered {
+            let vv = whole_vv(self, database);
+            entries.retain(|replica, seq| vv.get(replica) >= *seq);
+        }
+        for (database, entries) in &covered {
             if let Some(left) = self.unsynced.get_mut(database) {
                 left.retain(|replica, seq| entries.get(replica).is_none_or(|done| *seq > *done));
             }
         }
         self.unsynced.retain(|_, left| !left.is_empty());
+        covered
     }
 
     /// The entries of an open database that are on disk: what its store had when it was opened and what was synced
@@ -276,6 +283,15 @@ impl<S: Store> Engine<S> {
                     let input = Input::Forget { token: Token(index as u64), before, keep, limit };
                     jobs.entry(database).or_default().forgets.push((index, input));
                 }
+                Work::Freeze { database, frozen } => {
+                    let known = self.open.contains_key(&database);
+                    if known && frozen {
+                        self.frozen.insert(database)
+                    } else {
+                        self.frozen.remove(&database)
+                    };
+                    set(&mut replies, index, Reply::Done(if known { Ok(()) } else { Err(WriteError::Closed) }));
+                }
                 Work::Sync => syncs.push(index),
                 Work::Open(database) => set(&mut replies, index, Reply::Done(self.open(database, &mut outcome))),
                 Work::Close(database) => closing.push((index, database)),
@@ -312,6 +328,7 @@ impl<S: Store> Engine<S> {
         }
         for (index, database) in closing {
             self.joins.remove(&database);
+            self.frozen.remove(&database);
             if self.open.remove(&database).is_some() {
                 outcome.closed.push(database);
             }
@@ -330,9 +347,12 @@ impl<S: Store> Engine<S> {
         }
         let replica = self.resume(database)?;
         let staged = self.store.view(&database).and_then(|view| view.staged()).map_err(|error| read_error(&error))?;
-        if staged.is_some_and(|staged| staged.is_complete()) {
+        if let Some(staged) = staged.filter(crdt::Staged::is_complete) {
             // The process ended before it was joined.
             self.joins.insert(database, None);
+            if Purpose::unwrap(staged.head).is_ok_and(|(purpose, _)| purpose.replaces()) {
+                self.frozen.insert(database);
+            }
         }
         self.open.insert(database, replica);
         outcome.opened.push(database);
@@ -359,7 +379,7 @@ impl<S: Store> Engine<S> {
     fn step(
         &mut self,
         database: DatabaseId,
-        job: Job,
+        mut job: Job,
         env: &mut TurnEnv<'_>,
         steps: &mut Vec<Step>,
         parts: &mut Vec<Part>,
@@ -372,6 +392,9 @@ impl<S: Store> Engine<S> {
         let Some(replica) = self.open.get_mut(&database) else {
             return part.fail(&WriteError::Closed, replies);
         };
+        if self.frozen.contains(&database) {
+            part.refuse(&mut job, replies);
+        }
         let mut turn = replica.begin();
         if self.watched.contains(&database) {
             turn = turn.watched(env.now);
@@ -524,6 +547,19 @@ impl Part {
             replica.handle(input, &mut env, view, turn)?;
         }
         Ok(())
+    }
+
+    /// Takes in neither writes nor blocks; what comes from peers counts as dropped, so that sync brings it again.
+    fn refuse(&mut self, job: &mut Job, replies: &mut [Option<Reply>]) {
+        job.writes.clear();
+        for index in std::mem::take(&mut self.writes) {
+            set(replies, index, Reply::Written(Err(WriteError::Repairing)));
+        }
+        self.deliveries.clear();
+        for Incoming { index, blocks, .. } in std::mem::take(&mut job.deliveries) {
+            let delivery = Delivery { dropped: blocks.len(), ..Delivery::default() };
+            set(replies, index, Reply::Delivered(Ok(delivery)));
+        }
     }
 
     fn fail(self, error: &WriteError, replies: &mut [Option<Reply>]) {

@@ -119,6 +119,11 @@ impl Gathering {
         }
         self.synced(&outcome.durable);
         self.news.extend(outcome.snapshots.iter().map(|(database, outcome)| Item::Snapshot(*database, outcome.clone())));
+        for database in &outcome.replaced {
+            // A session is one replica's: peers must not go on by what they knew of the other one.
+            self.news.push(Item::Closed(*database));
+            self.opened(engine, *database);
+        }
         for database in &outcome.closed {
             self.last.remove(database);
             self.news.push(Item::Closed(*database));

@@ -53,6 +53,9 @@ pub enum WriteError {
         /// The failure.
         cause: String,
     },
+    /// Nothing was written: the replica is being replaced by a peer's. Try again later.
+    #[error("the replica is being repaired from a peer; nothing was written, try again")]
+    Repairing,
     /// Nothing was written: a read that the write needed failed.
     #[error("a read failed, nothing was written: {cause}")]
     Read {
@@ -126,6 +129,11 @@ pub enum SnapshotOutcome {
     Invalid {
         /// What is wrong with it.
         cause: String,
+    },
+    /// It was to replace the replica, which has merged what it does not cover: nothing has changed.
+    Lacking {
+        /// Such a block.
+        dot: Dot,
     },
     /// The store could not read or write; what is staged is joined when the database is opened anew.
     Failed,

@@ -314,7 +314,7 @@ fn what_a_failed_sync_did_not_cover_is_not_called_durable() {
     rig.turn(vec![Work::Close(database("one"))]);
     rig.turn(vec![Work::Open(database("one"))]);
     assert!(rig.engine.durable(&database("one")).is_empty());
-    rig.engine.synced(&owed);
+    rig.engine.synced(owed.clone());
     assert_eq!(rig.engine.durable(&database("one")).len(), 1);
 }
 

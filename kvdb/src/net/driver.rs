@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use libp2p::gossipsub::MessageId;
 use libp2p::identity::Keypair;
 use libp2p::{PeerId, Stream, StreamProtocol};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::gossip::GossipOptions;
 use super::handle::{Command, NetHandle, Shared, lock};
@@ -24,9 +24,9 @@ use super::options::{NetworkError, NetworkOptions};
 use super::peers::peer_in;
 use super::port::{Backend, NewsSource, StandingView as _, read};
 use super::ranges::RangeRead;
-use super::streams::{Link, StreamEvent};
+use super::streams::{Link, StreamEvent, verifiers};
 use super::swarm::{Event, Network};
-use super::sync::{OpenedView, RangeReader, ReadChunk, SessionId};
+use super::sync::{OpenedView, RangeReader, ReadChunk, RepairFailure, SessionId};
 use super::wire::Frame;
 use super::{Moment, lanes};
 use crate::engine::port::{Delivery, LogChunk};
@@ -94,10 +94,12 @@ pub fn spawn<B: Backend, N: NewsSource>(
         views: BTreeMap::new(),
         dials: BTreeMap::new(),
         next_dial: 0,
+        repairs: BTreeMap::new(),
         started: Instant::now(),
         status_due: None,
         shared,
         reports,
+        verifiers: verifiers(),
         done,
     };
     tokio::spawn(driver.run(news, asked, stream_events, finished));
@@ -129,10 +131,13 @@ pub(super) struct Driver<B: Backend> {
     /// Callers that wait for a dial.
     dials: BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>,
     next_dial: u64,
+    /// Callers that wait for a repair.
+    repairs: BTreeMap<DatabaseId, oneshot::Sender<Result<(), RepairFailure>>>,
     started: Instant,
     status_due: Option<Moment>,
     shared: Arc<Mutex<Shared>>,
     reports: mpsc::Sender<(PeerId, u64, StreamEvent)>,
+    verifiers: Arc<Semaphore>,
     done: mpsc::Sender<Done<B::View>>,
 }
 
@@ -264,7 +269,7 @@ impl<B: Backend> Driver<B> {
             Output::OpenStream(peer) => self.open_stream(peer),
             Output::Link(peer, epoch) => {
                 if let Some(stream) = self.arriving.take() {
-                    self.links.insert(peer, Link::start(stream, peer, epoch, self.reports.clone()));
+                    self.links.insert(peer, Link::start(stream, peer, epoch, self.reports.clone(), Arc::clone(&self.verifiers)));
                 }
             }
             Output::Unlink(peer) => drop(self.links.remove(&peer)),
@@ -301,6 +306,10 @@ impl<B: Backend> Driver<B> {
                 }
             }
             Output::Count(what) => self.count(what),
+            Output::Repaired(database, outcome) => {
+                // Whoever asked may have gone.
+                drop(self.repairs.remove(&database).map(|caller| caller.send(outcome)));
+            }
             // The machine has told the log, and the status shows it.
             Output::Disagreement(..) => self.touch_status(),
         }
@@ -469,6 +478,8 @@ impl<B: Backend> Driver<B> {
             Event::Identified { peer, agent, protocol, addresses } => {
                 self.input(Input::Identified { peer, agent, protocol, addresses });
             }
+            Event::Found(found) => self.input(Input::Found(found)),
+            Event::Lost(lost) => self.input(Input::Lost(lost)),
             Event::Ping(peer, time) => self.input(Input::Ping(peer, time)),
         }
     }
@@ -512,6 +523,16 @@ impl<B: Backend> Driver<B> {
             }
             Command::Comparisons(database, reply) => {
                 let _ = reply.send(self.machine.sync_machine().comparisons(&database).cloned().collect());
+            }
+            Command::Repair(database, peer, purpose, reply) => {
+                if self.repairs.contains_key(&database) {
+                    let _ = reply.send(Err(RepairFailure::Busy));
+                    return;
+                }
+                self.repairs.insert(database, reply);
+                for output in self.machine.repair(database, peer, purpose, self.started.elapsed()) {
+                    self.output(output, None);
+                }
             }
             Command::HasSession(database, peer, reply) => {
                 let _ = reply.send(self.machine.sync_machine().durable(&peer, &database).is_some());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crdt::snapshot::Purpose;
 use crdt::{DatabaseId, Dot, VersionVector};
 use libp2p::{Multiaddr, PeerId};
 use thiserror::Error;
@@ -11,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::limits::LISTEN_WAIT;
 use super::member::Streams;
-use super::sync::Comparison;
+use super::sync::{Comparison, RepairFailure};
 
 /// One connected peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +109,7 @@ pub(super) enum Command {
     /// Whether a comparison with the peer was begun.
     Compare(DatabaseId, PeerId, oneshot::Sender<bool>),
     Comparisons(DatabaseId, oneshot::Sender<Vec<Comparison>>),
+    Repair(DatabaseId, PeerId, Purpose, oneshot::Sender<Result<(), RepairFailure>>),
     /// Whether the peer has the database open with this node.
     HasSession(DatabaseId, PeerId, oneshot::Sender<bool>),
     Close(oneshot::Sender<()>),
@@ -223,6 +225,14 @@ impl NetHandle {
     pub(crate) async fn compare(&self, database: DatabaseId, peer: PeerId) -> bool {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Compare(database, peer, reply)).await.is_ok() && answer.await.unwrap_or(false)
+    }
+
+    /// Replaces this node's replica by a peer's; resolves when that is done, or has failed.
+    pub(crate) async fn repair(&self, database: DatabaseId, peer: PeerId, purpose: Purpose) -> Result<(), RepairFailure> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Repair(database, peer, purpose, reply);
+        self.commands.send(command).await.map_err(|_| RepairFailure::NotConnected)?;
+        answer.await.unwrap_or(Err(RepairFailure::NotConnected))
     }
 
     /// Whether a peer has the database open with this node now.

@@ -1,10 +1,11 @@
 //! Deliveries to the engine: one at a time per session, so that blocks arrive in the order in which they were sent, and
-//! whatever has come meanwhile goes as one.
+//! what has come meanwhile goes together, in pieces that a local write can wait for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crdt::{Block, DatabaseId, Source};
 
+use super::limits::DELIVERY_BYTES;
 use super::sync::SessionId;
 use crate::engine::port::{Delivery, WriteError};
 
@@ -27,7 +28,7 @@ pub struct Load<R> {
 
 /// The sessions that deliver, each with what waits for the delivery under way.
 #[derive(Debug)]
-pub(super) struct Lanes<R>(BTreeMap<SessionId, Option<Load<R>>>);
+pub(super) struct Lanes<R>(BTreeMap<SessionId, VecDeque<Load<R>>>);
 
 impl<R> Default for Lanes<R> {
     fn default() -> Self {
@@ -36,28 +37,30 @@ impl<R> Default for Lanes<R> {
 }
 
 impl<R> Lanes<R> {
-    /// The load again if it is to be delivered now; else it waits for the delivery under way.
+    /// The load again if it is to be delivered now; else it waits for the delivery under way, together with others up to a
+    /// size that does not hold up the engine.
     pub(super) fn push(&mut self, load: Load<R>) -> Option<Load<R>> {
         let Some(lane) = self.0.get_mut(&load.session) else {
-            self.0.insert(load.session, None);
+            self.0.insert(load.session, VecDeque::new());
             return Some(load);
         };
-        match lane {
+        match lane.back_mut().filter(|waiting| waiting.bytes + load.bytes <= DELIVERY_BYTES) {
             Some(waiting) => {
                 waiting.blocks.extend(load.blocks);
                 waiting.bytes += load.bytes;
                 waiting.room.extend(load.room);
             }
-            None => *lane = Some(load),
+            None => lane.push_back(load),
         }
         None
     }
 
     /// A delivery has ended: the next one, if blocks have come meanwhile.
     pub(super) fn done(&mut self, session: SessionId) -> Option<Load<R>> {
-        let next = self.0.remove(&session)?;
-        if next.is_some() {
-            self.0.insert(session, None);
+        let lane = self.0.get_mut(&session)?;
+        let next = lane.pop_front();
+        if next.is_none() {
+            self.0.remove(&session);
         }
         next
     }

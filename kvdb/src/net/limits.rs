@@ -12,8 +12,42 @@ pub const BLOCKS_FRAME_BYTES: usize = 64 << 10;
 pub const MAX_FRAME_BLOCKS: usize = 4_096;
 /// Most version vector entries in one frame; longer lists are sent in parts.
 pub const MAX_FRAME_ENTRIES: usize = 2_048;
-/// Most version vector entries that a peer may have in one database.
-pub const MAX_HAVE_ENTRIES: usize = 262_144;
+/// Entries of writers unknown here that are kept of what a peer says it has: it can name any number of them. That there are
+/// more is all that is remembered of the rest.
+pub const MAX_STRANGE_ENTRIES: usize = 4_096;
+/// New writers that one peer may bring at once, in all databases; what is more is put off.
+pub const NEW_WRITERS_PER_PEER: u64 = 8_192;
+/// New writers that one peer may bring each second after that.
+pub const NEW_WRITERS_PER_PEER_PER_SECOND: u64 = 4;
+/// New writers that all peers together may bring at once, those that were configured not counted: identities cost nothing.
+pub const NEW_WRITERS: u64 = 32_768;
+/// New writers that all of them may bring each second after that.
+pub const NEW_WRITERS_PER_SECOND: u64 = 8;
+/// Writers let in whose first block is on its way to the engine.
+pub const MAX_WRITERS_LET_IN: usize = 16_384;
+/// Bytes of blocks that cannot be merged, because others are missing, that one peer may send at once; for more the credit
+/// comes back late.
+pub const UNREADY_BYTES_PER_PEER: u64 = 1 << 20;
+/// So many each second after that.
+pub const UNREADY_BYTES_PER_PEER_PER_SECOND: u64 = 64 << 10;
+/// The same for all peers together.
+pub const UNREADY_BYTES: u64 = 4 << 20;
+/// So many each second after that.
+pub const UNREADY_BYTES_PER_SECOND: u64 = 512 << 10;
+/// The longest time by which credit comes back late.
+pub const MAX_CREDIT_DELAY: Duration = Duration::from_secs(10);
+/// What the gossip of one peer may cost at once, in announcements; what is more is not looked at, and sync brings it.
+pub const GOSSIP_COST_PER_PEER: u64 = 5_000;
+/// So much each second after that.
+pub const GOSSIP_COST_PER_PEER_PER_SECOND: u64 = 1_000;
+/// The same for all peers together.
+pub const GOSSIP_COST: u64 = 20_000;
+/// So much each second after that.
+pub const GOSSIP_COST_PER_SECOND: u64 = 4_000;
+/// What a block costs that comes by gossip.
+pub const GOSSIP_BLOCK_COST: u64 = 5;
+/// Bytes of blocks that one session hands to the engine at a time, or one larger block.
+pub const DELIVERY_BYTES: u64 = 64 << 10;
 /// Longest text of an error frame, in bytes.
 pub const MAX_ERROR_TEXT_BYTES: usize = 512;
 /// Bytes of blocks in flight for one database to one peer, before the receiver has merged some.
@@ -97,6 +131,8 @@ pub const MAX_REMEMBERED_PEERS: usize = 1_024;
 pub const MAX_PEER_ADDRESSES: usize = 16;
 /// Bootstrap addresses, listen addresses and allow-list entries, each.
 pub const MAX_CONFIGURED_ADDRESSES: usize = 1_024;
+/// Addresses found by mDNS that are dialled, as long as they are told of.
+pub const MAX_FOUND_ADDRESSES: usize = 64;
 /// Shortest and longest rebroadcast interval.
 pub const REBROADCAST_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3_600));
 /// Bytes of frames that wait for the writer of one peer; a peer that reads so little is disconnected.
@@ -145,12 +181,14 @@ pub const MAX_RANGE_KEYS: u64 = 65_536;
 pub const MAX_RANGE_READS: usize = 2;
 /// Shortest time between two questions of one comparison.
 pub const RANGE_GAP: Duration = Duration::from_millis(100);
-/// First wait after two replicas were not of one moment, doubling to 64 times as much.
+/// First wait after two replicas were not of one moment, doubling to 8 times as much.
 pub const RANGE_RETRY: Duration = Duration::from_millis(50);
 /// Ranges that one comparison has still to ask about.
 pub const MAX_RANGES_LEFT: usize = 512;
 /// How often a range is asked about in vain, because the replicas go on changing, before the comparison is given up.
-pub const MAX_RANGE_TRIES: u32 = 100;
+pub const MAX_RANGE_TRIES: u32 = 50;
+/// How often in a row two replicas with different blocks may be found as they were, before the comparison is given up.
+pub const MAX_RANGE_STILL: u32 = 6;
 /// How long an answer about a range is waited for.
 pub const RANGE_PATIENCE: Duration = Duration::from_secs(60);
 /// Keys of one comparison that are listed; the others are counted.

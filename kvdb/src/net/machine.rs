@@ -7,7 +7,7 @@ mod protocols;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use crdt::snapshot::Chunk;
+use crdt::snapshot::{Chunk, Purpose};
 use crdt::{Block, Cursor, DatabaseId, Dot, ReplicaId, Signer, SnapshotId, SnapshotWrite, Source, Verifier, VersionVector};
 use libp2p::swarm::ConnectionId;
 use libp2p::{Multiaddr, PeerId};
@@ -75,6 +75,10 @@ pub enum Input<R> {
         /// Its addresses.
         addresses: Vec<Multiaddr>,
     },
+    /// These addresses were found in the local network.
+    Found(Vec<(PeerId, Multiaddr)>),
+    /// They are not told of there any more.
+    Lost(Vec<(PeerId, Multiaddr)>),
     /// A round-trip time.
     Ping(PeerId, Moment),
     /// A connected peer subscribed to a topic.
@@ -237,6 +241,8 @@ pub enum Output<R> {
     Verdict(Verdict),
     /// One more of these.
     Count(&'static str),
+    /// What became of [`NetMachine::repair`].
+    Repaired(DatabaseId, Result<(), sync::RepairFailure>),
     /// Two nodes do not agree; these blocks, if it is about blocks. Each pair is told once.
     Disagreement(PeerId, DatabaseId, Vec<Dot>),
 }
@@ -311,6 +317,8 @@ impl<R> NetMachine<R> {
     pub fn new(options: NetMachineOptions) -> Self {
         let NetMachineOptions { me, bootstrap, gossip, signer, verifier, gossip_random, random } = options;
         let mut book = Book::default();
+        let mut sync = SyncMachine::new(me, gossip.boot);
+        bootstrap.iter().filter_map(peer_in).for_each(|peer| sync.trust(peer));
         for address in bootstrap {
             if peer_in(&address) != Some(me) {
                 book.add(address, Moment::ZERO, None);
@@ -318,7 +326,7 @@ impl<R> NetMachine<R> {
         }
         Self {
             me,
-            sync: SyncMachine::new(me, gossip.boot),
+            sync,
             gossip: GossipMachine::new(me, gossip, signer, verifier, gossip_random),
             book,
             links: BTreeMap::new(),
@@ -355,6 +363,8 @@ impl<R> NetMachine<R> {
                 self.book.dial_failed(connection, ourself, cause, self.now, jitter);
             }
             Input::Identified { peer, agent, protocol, addresses } => self.book.identified(&peer, agent, protocol, addresses),
+            Input::Found(found) => self.found(found),
+            Input::Lost(lost) => self.book.lost(&lost),
             Input::Ping(peer, time) => self.book.ping(&peer, time),
             Input::Subscribed(peer, topic) => self.subscribed(peer, topic),
             Input::Unsubscribed(peer, topic) => self.unsubscribed(peer, &topic),
@@ -417,6 +427,14 @@ impl<R> NetMachine<R> {
             self.sync_output(output);
         }
         (begun, self.handle(Input::Tick, now))
+    }
+
+    /// See [`SyncMachine::repair`].
+    pub fn repair(&mut self, database: DatabaseId, peer: PeerId, purpose: Purpose, now: Moment) -> Vec<Output<R>> {
+        for output in self.sync.repair(database, peer, purpose) {
+            self.sync_output(output);
+        }
+        self.handle(Input::Tick, now)
     }
 
     /// When `Tick` is wanted.

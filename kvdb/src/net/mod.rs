@@ -1,5 +1,6 @@
 //! Replication: gossip and sync as state machines without sockets, clock or tasks, and the driver that runs them on libp2p.
 
+mod budget;
 mod driver;
 pub mod gossip;
 mod handle;

@@ -59,6 +59,9 @@ pub struct NetworkOptions {
     pub network_key: Option<NetworkKey>,
     /// The only peers that may connect. Default: none given, all may.
     pub allow: Option<BTreeSet<PeerId>>,
+    /// Whether nodes of the local network are found, and this one is found, by mDNS. Whoever is in that network can then
+    /// make this node dial; who may connect is another matter. Default: no.
+    pub mdns: bool,
     /// Time between announcements of one database, ± 30 %: 100 ms to 1 h, default 10 s. Shorter finds lost messages
     /// sooner and costs one small message per database each time.
     pub rebroadcast_interval: Duration,
@@ -72,6 +75,7 @@ impl Default for NetworkOptions {
             bootstrap: Vec::new(),
             network_key: None,
             allow: None,
+            mdns: false,
             rebroadcast_interval: Duration::from_secs(10),
         }
     }

@@ -9,8 +9,8 @@ use libp2p::{Multiaddr, PeerId};
 
 use super::Moment;
 use super::limits::{
-    MAX_CONFIGURED_ADDRESSES, MAX_PEER_ADDRESSES, MAX_PENALTY, MAX_REDIAL, MAX_REMEMBERED_PEERS, MIN_PENALTY, MIN_REDIAL,
-    STABLE_CONNECTION,
+    MAX_CONFIGURED_ADDRESSES, MAX_FOUND_ADDRESSES, MAX_PEER_ADDRESSES, MAX_PENALTY, MAX_REDIAL, MAX_REMEMBERED_PEERS,
+    MIN_PENALTY, MIN_REDIAL, STABLE_CONNECTION,
 };
 use super::machine::Ticket;
 
@@ -28,6 +28,10 @@ struct Target {
     ourself: bool,
     /// A caller waits for the outcome; the target is kept only if it succeeds.
     waiting: Option<Ticket>,
+    /// Configured, and not only asked for once.
+    configured: bool,
+    /// Found in the local network: dialled as long as it is told of there.
+    found: bool,
     last_cause: Option<String>,
 }
 
@@ -80,6 +84,7 @@ impl Book {
             return true;
         }
         self.targets.push(Target {
+            configured: waiting.is_none(),
             peer: peer_in(&address),
             address,
             dialing: None,
@@ -88,9 +93,33 @@ impl Book {
             connected_at: None,
             ourself: false,
             waiting,
+            found: false,
             last_cause: None,
         });
         true
+    }
+
+    /// Adds an address that was found in the local network; `false` when there are too many.
+    pub(super) fn found(&mut self, peer: PeerId, address: Multiaddr, now: Moment) -> bool {
+        let Ok(address) = address.with_p2p(peer) else { return false };
+        if self.targets.iter().any(|target| target.address == address) {
+            return true;
+        }
+        let room = self.targets.iter().filter(|target| target.found).count() < MAX_FOUND_ADDRESSES;
+        let added = room && self.add(address, now, None);
+        if let Some(target) = self.targets.last_mut().filter(|_| added) {
+            (target.found, target.configured) = (true, false);
+        }
+        added
+    }
+
+    /// Forgets addresses that are not told of in the local network any more. A connection with the peer stays.
+    pub(super) fn lost(&mut self, lost: &[(PeerId, Multiaddr)]) {
+        for (peer, address) in lost {
+            let Ok(address) = address.clone().with_p2p(*peer) else { continue };
+            // Whoever waits for the outcome of a dial still hears of it.
+            self.targets.retain(|target| !target.found || target.waiting.is_some() || target.address != address);
+        }
     }
 
     /// What to dial now: index, peer if it must be that one, address.
@@ -265,6 +294,11 @@ impl Book {
         idle.map(|target| target.next).chain(self.known.values().filter_map(|known| known.open_at)).min()
     }
 
+    /// Whether this node was configured to connect to the peer.
+    pub(super) fn is_configured(&self, peer: &PeerId) -> bool {
+        self.targets.iter().any(|target| target.configured && target.peer == Some(*peer))
+    }
+
     pub(super) fn get_mut(&mut self, peer: &PeerId) -> Option<&mut Known> {
         self.known.get_mut(peer)
     }
@@ -363,6 +397,21 @@ mod tests {
         book.dial_failed(id(1), true, "it is me".into(), Moment::ZERO, 0);
         assert_eq!(book.wake(), None);
         assert!(book.due(Duration::from_secs(3_600)).is_empty());
+    }
+
+    #[test]
+    fn what_is_found_is_dialled_while_it_is_told_of_and_within_a_limit() {
+        let mut book = Book::default();
+        assert!(book.add(address(1), Moment::ZERO, None));
+        let peers: Vec<PeerId> = (0..MAX_FOUND_ADDRESSES).map(|_| PeerId::random()).collect();
+        assert!(peers.iter().all(|peer| book.found(*peer, address(2), Moment::ZERO)));
+        assert!(book.found(peers[0], address(2), Moment::ZERO), "known already");
+        assert!(!book.found(PeerId::random(), address(2), Moment::ZERO));
+        assert_eq!(book.due(Moment::ZERO).len(), 1 + MAX_FOUND_ADDRESSES);
+        let all: Vec<(PeerId, Multiaddr)> = peers.iter().map(|peer| (*peer, address(2))).collect();
+        book.lost(&all);
+        assert_eq!(book.due(Moment::ZERO).len(), 1, "the configured one stays");
+        assert!(book.found(PeerId::random(), address(2), Moment::ZERO), "there is room again");
     }
 
     #[test]

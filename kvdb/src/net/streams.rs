@@ -19,6 +19,14 @@ use super::wire::{Frame, SnapshotFrame, WireError, frame_len, header};
 
 /// Up to this many signatures are checked without leaving the task: less than a switch of threads is worth.
 const VERIFY_INLINE: usize = 4;
+/// The same for bytes.
+const VERIFY_INLINE_BYTES: usize = 64 << 10;
+
+/// Who may verify: one thread less than the machine runs at a time, so that a flood of blocks leaves one to everything else.
+pub(super) fn verifiers() -> Arc<Semaphore> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Arc::new(Semaphore::new(threads.saturating_sub(1).max(1)))
+}
 
 /// What a stream has to say; blocks hold room of their peer's until they are merged.
 pub(super) type StreamEvent = super::machine::StreamEvent<OwnedSemaphorePermit>;
@@ -59,7 +67,7 @@ pub(super) struct QueueFull {
 pub(super) type Reports = mpsc::Sender<(PeerId, u64, StreamEvent)>;
 
 impl Link {
-    pub(super) fn start<S>(stream: S, peer: PeerId, epoch: u64, reports: Reports) -> Self
+    pub(super) fn start<S>(stream: S, peer: PeerId, epoch: u64, reports: Reports, verifiers: Arc<Semaphore>) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -70,7 +78,7 @@ impl Link {
         let (alive, gone) = oneshot::channel();
         tokio::spawn(writer.run(writing, queue, gone));
         let reader = tokio::spawn(async move {
-            let end = read(BufReader::with_capacity(64 << 10, reading), peer, epoch, &reports).await;
+            let end = read(BufReader::with_capacity(64 << 10, reading), peer, epoch, &reports, &verifiers).await;
             if let Err(error) = end {
                 let event = match error {
                     ReadError::Wire(error) => StreamEvent::Garbage(error.to_string()),
@@ -168,7 +176,13 @@ async fn patiently<T>(io: impl Future<Output = std::io::Result<T>>) -> std::io::
     timeout(WRITE_TIMEOUT, io).await.unwrap_or_else(|_| Err(late()))
 }
 
-async fn read<R: AsyncRead + Unpin>(mut stream: R, peer: PeerId, epoch: u64, reports: &Reports) -> Result<(), ReadError> {
+async fn read<R: AsyncRead + Unpin>(
+    mut stream: R,
+    peer: PeerId,
+    epoch: u64,
+    reports: &Reports,
+    verifiers: &Arc<Semaphore>,
+) -> Result<(), ReadError> {
     let room = Arc::new(Semaphore::new(PEER_UNMERGED_BYTES));
     let mut wait = Some(HELLO_TIMEOUT);
     loop {
@@ -189,7 +203,7 @@ async fn read<R: AsyncRead + Unpin>(mut stream: R, peer: PeerId, epoch: u64, rep
                 let permits = u32::try_from(bytes.min(PEER_UNMERGED_BYTES)).unwrap_or(u32::MAX);
                 // While the engine is behind nothing more is read, and the peer's window closes.
                 let Ok(permit) = Arc::clone(&room).acquire_many_owned(permits).await else { return Ok(()) };
-                match verify(blocks).await {
+                match verify(blocks, verifiers).await {
                     Ok(blocks) => StreamEvent::Blocks(database, blocks, permit),
                     Err(error) => StreamEvent::Garbage(error),
                 }
@@ -202,13 +216,16 @@ async fn read<R: AsyncRead + Unpin>(mut stream: R, peer: PeerId, epoch: u64, rep
     }
 }
 
-async fn verify(blocks: Vec<Bytes>) -> Result<Vec<Block>, String> {
-    let count = blocks.len();
+async fn verify(blocks: Vec<Bytes>, verifiers: &Arc<Semaphore>) -> Result<Vec<Block>, String> {
+    let small = blocks.len() <= VERIFY_INLINE && blocks.iter().map(Bytes::len).sum::<usize>() <= VERIFY_INLINE_BYTES;
+    let turn = Arc::clone(verifiers).acquire_owned().await.map_err(|error| error.to_string())?;
     let check = move || -> Result<Vec<Block>, String> {
+        // Kept to the end, even when nobody waits any more.
+        let _turn = turn;
         let verdicts = Block::verify_all(blocks, &mut Zip215(rand::rng()));
         verdicts.into_iter().map(|verdict| verdict.map_err(|error| error.to_string())).collect()
     };
-    if count <= VERIFY_INLINE {
+    if small {
         return check();
     }
     tokio::task::spawn_blocking(check).await.unwrap_or_else(|error| Err(error.to_string()))
@@ -261,16 +278,17 @@ mod tests {
 
     #[tokio::test]
     async fn forged_blocks_are_garbage() {
-        assert!(verify(vec![Bytes::from_static(b"no block")]).await.is_err());
+        let verifiers = verifiers();
+        assert!(verify(vec![Bytes::from_static(b"no block")], &verifiers).await.is_err());
         let mut engine = crate::net::testing::ToyEngine::new(1);
         let db = crate::net::testing::database("d");
         engine.open(db);
         let good: Vec<Bytes> = (0..10).map(|i| engine.put(db, &format!("/k{i}"), b"v").0.bytes().clone()).collect();
-        assert_eq!(verify(good.clone()).await.unwrap().len(), 10);
+        assert_eq!(verify(good.clone(), &verifiers).await.unwrap().len(), 10);
         let mut bad = good;
         let mut last = bad[9].to_vec();
         *last.last_mut().unwrap() ^= 1;
         bad[9] = last.into();
-        assert!(verify(bad).await.is_err());
+        assert!(verify(bad, &verifiers).await.is_err());
     }
 }

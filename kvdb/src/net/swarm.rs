@@ -13,7 +13,9 @@ use libp2p::identity::Keypair;
 use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, ListenError, NetworkBehaviour, Swarm, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, Transport as _, allow_block_list, connection_limits, identify, noise, ping, pnet, tcp, yamux};
+use libp2p::{
+    Multiaddr, PeerId, Transport as _, allow_block_list, connection_limits, identify, mdns, noise, ping, pnet, tcp, yamux,
+};
 use sha2::{Digest as _, Sha256};
 
 use super::limits::{
@@ -36,6 +38,7 @@ struct Behaviour {
     limits: connection_limits::Behaviour,
     gossipsub: gossipsub::Behaviour<gossipsub::IdentityTransform, Filter>,
     identify: identify::Behaviour,
+    mdns: Toggle<mdns::tokio::Behaviour>,
     ping: ping::Behaviour,
     stream: libp2p_stream::Behaviour,
 }
@@ -76,6 +79,10 @@ pub(super) enum Event {
     Unsubscribed(PeerId, String),
     /// What a peer says of itself.
     Identified { peer: PeerId, agent: String, protocol: String, addresses: Vec<Multiaddr> },
+    /// Addresses were found in the local network.
+    Found(Vec<(PeerId, Multiaddr)>),
+    /// They are not told of any more.
+    Lost(Vec<(PeerId, Multiaddr)>),
     /// Round-trip time.
     Ping(PeerId, Duration),
 }
@@ -107,6 +114,8 @@ impl Network {
         for peer in exempt {
             limits.bypass_peer_id(peer);
         }
+        let mdns = options.mdns.then(|| mdns::tokio::Behaviour::new(mdns::Config::default(), peer)).transpose();
+        let mdns = mdns.map_err(|error| setup(format!("mDNS: {error}")))?;
         let agent = format!("kvdb/{}", env!("CARGO_PKG_VERSION"));
         let about_us = identify::Config::new(FAMILY.to_owned(), identity.public()).with_agent_version(agent);
         let behaviour = Behaviour {
@@ -114,6 +123,7 @@ impl Network {
             limits,
             gossipsub: gossipsub().map_err(setup)?,
             identify: identify::Behaviour::new(about_us),
+            mdns: Toggle::from(mdns),
             ping: ping::Behaviour::new(ping::Config::new()),
             stream: libp2p_stream::Behaviour::new(),
         };
@@ -313,6 +323,8 @@ fn translate_behaviour(event: BehaviourEvent) -> Option<Event> {
             protocol: info.protocol_version,
             addresses: info.listen_addrs,
         },
+        BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => Event::Found(found),
+        BehaviourEvent::Mdns(mdns::Event::Expired(lost)) => Event::Lost(lost),
         BehaviourEvent::Ping(ping::Event { peer, result: Ok(time), .. }) => Event::Ping(peer, time),
         _ => return None,
     })

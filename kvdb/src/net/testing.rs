@@ -29,8 +29,6 @@ pub(crate) struct ToyEngine {
     joins: BTreeMap<DatabaseId, SnapshotJoin>,
     /// Nothing is ever said to be on disk.
     pub(crate) lazy: bool,
-    /// What is staged cannot be joined: the disk does not read.
-    pub(crate) joins_fail: bool,
 }
 
 impl ToyEngine {
@@ -43,7 +41,6 @@ impl ToyEngine {
             limits: PendingLimits::default(),
             joins: BTreeMap::new(),
             lazy: false,
-            joins_fail: false,
         }
     }
 
@@ -75,16 +72,16 @@ impl ToyEngine {
     /// A piece of the join of what is staged as a whole, as the engine does it; `None` when there is nothing to join.
     pub(crate) fn join_piece(&mut self, id: DatabaseId) -> Option<Vec<News>> {
         let staged = self.store.view(&id).unwrap().staged().unwrap().filter(Staged::is_complete)?;
-        if self.joins_fail {
-            self.stage(id, SnapshotWrite::Discard);
-            return Some(vec![News::Snapshot(id, SnapshotOutcome::Failed)]);
-        }
         let replica = self.replicas.get_mut(&id)?;
         let (vv, revision) = (replica.vv(), replica.meta().revision);
         let mut join = self.joins.remove(&id).unwrap_or_else(|| SnapshotJoin::new(id, staged.head, revision).unwrap());
         let piece = match join.piece(&self.store.view(&id).unwrap(), &vv, revision) {
             Ok(piece) => piece,
             Err(JoinError::Stale) => return Some(Vec::new()),
+            Err(JoinError::Lacking(dot)) => {
+                self.stage(id, SnapshotWrite::Discard);
+                return Some(vec![News::Snapshot(id, SnapshotOutcome::Lacking { dot })]);
+            }
             Err(error) => {
                 self.stage(id, SnapshotWrite::Discard);
                 return Some(vec![News::Snapshot(id, SnapshotOutcome::Invalid { cause: error.to_string() })]);
@@ -96,7 +93,13 @@ impl ToyEngine {
             self.joins.insert(id, join);
             return Some(Vec::new());
         };
+        let replaces = joined.replaces;
         let step = replica.switch(joined, piece.writes);
+        if replaces {
+            Step::commit_all(vec![step], &mut self.store, Durability::Sync).unwrap();
+            let news = [News::Snapshot(id, SnapshotOutcome::Joined), News::Closed(id)];
+            return Some(news.into_iter().chain([self.open(id)]).collect());
+        }
         let mut news = self.commit(id, step).1.into_iter().collect::<Vec<_>>();
         let replica = self.replicas.get_mut(&id)?;
         let mut turn = replica.begin();

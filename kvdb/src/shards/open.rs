@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crdt::Signer;
 
+use super::moving::finish;
 use super::notes::{self, Noted, Notes};
 use super::{Lost, Shard, Shards};
 use crate::backend::StoreSlot;
@@ -17,9 +18,9 @@ use crate::store::{RocksStore, StoreError, StoreId, StoreOpenError, StoreOptions
 /// The stores of a node before their engines run.
 #[derive(Debug)]
 pub(crate) struct Stores {
-    home: PathBuf,
-    open: Vec<(PathBuf, RocksStore)>,
-    lost: Vec<Lost>,
+    pub(super) home: PathBuf,
+    pub(super) open: Vec<(PathBuf, RocksStore)>,
+    pub(super) lost: Vec<Lost>,
     /// Whether there are notes, or must be.
     known: bool,
 }
@@ -36,8 +37,8 @@ impl Stores {
         let directories: Vec<PathBuf> =
             std::iter::once(home).chain(others.iter().map(PathBuf::as_path)).map(PathBuf::from).collect();
         check(&directories)?;
-        let damaged = |reason| OpenError::Notes { path: notes::path(home), reason };
-        let before = notes::read(home).map_err(damaged)?;
+        let unreadable = |reason| OpenError::Notes { path: notes::path(home), reason };
+        let before = notes::read(home).map_err(unreadable)?;
         let known = before.is_some() || directories.len() > 1;
         let before = before.unwrap_or_default();
         let options = options.share(directories.len());
@@ -60,6 +61,7 @@ impl Stores {
             Some(error) if stores.open.is_empty() => return Err(error),
             _ => stores.compare(&before)?,
         }
+        finish(&stores.open).map_err(|(at, error)| damaged(&at, error))?;
         Ok(stores)
     }
 

@@ -68,6 +68,7 @@ const DATABASE: u8 = 2;
 const REMAINDER: u8 = 3;
 const GENERATION: u8 = 4;
 const UNUSED_ROWS: u8 = 5;
+const ARRIVAL: u8 = 6;
 
 const FIRST_NUMBER: u32 = 1;
 
@@ -146,11 +147,104 @@ fn read_generation(key: &[u8], bytes: &[u8]) -> Result<(DatabaseName, u64), Malf
 /// Drops a database in one synced write: from then on its name is free, for the next generation, and its records belong
 /// to nobody.
 pub(super) fn unlink(inner: &Inner, record: &DatabaseRecord) -> Result<(), StoreError> {
-    let family = inner.family(Family::Catalog);
     let mut batch = WriteBatch::default();
+    leave(inner, &mut batch, record);
+    let next = Writer::default().version().u64(record.generation + 1).bytes().to_vec();
+    batch.put_cf(inner.family(Family::Catalog), generation_key(&record.name), next);
+    inner.write_synced(batch)
+}
+
+/// A database lives in another store from now on: what is here belongs to nobody, and no generation ends by it.
+pub(super) fn unlink_moved(inner: &Inner, record: &DatabaseRecord) -> Result<(), StoreError> {
+    let mut batch = WriteBatch::default();
+    leave(inner, &mut batch, record);
+    inner.write_synced(batch)
+}
+
+fn leave(inner: &Inner, batch: &mut WriteBatch, record: &DatabaseRecord) {
+    let family = inner.family(Family::Catalog);
     batch.delete_cf(family, database_key(&record.name));
     batch.put_cf(family, remainder_key(record.number), Writer::default().version().u32(record.row_number).bytes());
-    batch.put_cf(family, generation_key(&record.name), Writer::default().version().u64(record.generation + 1).bytes());
+}
+
+/// A database that comes, or came, from another store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Arrival {
+    pub(super) name: DatabaseName,
+    pub(super) from: StoreId,
+    pub(super) generation: u64,
+    pub(super) number: u32,
+    /// All of it is here: the other store's copy is to go. Else what is here is.
+    pub(super) whole: bool,
+}
+
+fn arrival_key(name: &DatabaseName) -> Vec<u8> {
+    [&[ARRIVAL], name.as_str().as_bytes()].concat()
+}
+
+fn write_arrival(arrival: &Arrival) -> Writer {
+    let mut writer = Writer::default();
+    let Arrival { from, generation, number, whole, .. } = arrival;
+    writer.version().put(&[u8::from(*whole)]).put(&from.0).u64(*generation).u32(*number);
+    writer
+}
+
+fn read_arrival(key: &[u8], bytes: &[u8]) -> Result<Arrival, Malformed> {
+    let name = key.split_first().and_then(|(_, name)| std::str::from_utf8(name).ok()).map(DatabaseName::parse);
+    let Some(Ok(name)) = name else { return Err(Malformed("its key is no database name")) };
+    let mut reader = Reader::record(bytes)?;
+    let whole = match reader.u8()? {
+        0 => false,
+        1 => true,
+        _ => return Err(Malformed("the state of an arrival is not known")),
+    };
+    let from = StoreId(reader.array()?);
+    let (generation, number) = (reader.u64()?, reader.u32()?);
+    reader.end()?;
+    Ok(Arrival { name, from, generation, number, whole })
+}
+
+/// Databases that come, or came, from other stores.
+pub(super) fn arrivals(inner: &Inner) -> Result<Vec<Arrival>, StoreError> {
+    inner.scan(Family::Catalog, vec![ARRIVAL]..vec![ARRIVAL + 1], read_arrival).collect()
+}
+
+/// Begins an arrival, under a number never used before.
+pub(super) fn begin_arrival(inner: &Inner, record: &DatabaseRecord, from: StoreId) -> Result<Arrival, StoreError> {
+    let mut batch = WriteBatch::default();
+    let number = take_number(inner, &mut batch, &record.name)?;
+    let arrival = Arrival { name: record.name.clone(), from, generation: record.generation, number, whole: false };
+    batch.put_cf(inner.family(Family::Catalog), arrival_key(&arrival.name), write_arrival(&arrival).bytes());
+    inner.write_synced(batch)?;
+    Ok(arrival)
+}
+
+/// All of it is here: the database is in this store's catalogue from now on.
+pub(super) fn arrive(inner: &Inner, arrival: &Arrival, store_id: StoreId) -> Result<DatabaseRecord, StoreError> {
+    let Arrival { name, generation, number, .. } = arrival.clone();
+    let id = DatabaseId::of(&name, generation);
+    let (state, format) = (DatabaseState::Live, DATABASE_FORMAT);
+    let record = DatabaseRecord { name, id, generation, number, row_number: number, state, store_id, format };
+    let family = inner.family(Family::Catalog);
+    let mut batch = WriteBatch::default();
+    batch.put_cf(family, database_key(&record.name), write_database(&record).bytes());
+    batch.put_cf(family, arrival_key(&record.name), write_arrival(&Arrival { whole: true, ..arrival.clone() }).bytes());
+    let next = next_generation(inner, &record.name)?.max(generation);
+    if next > 0 {
+        batch.put_cf(family, generation_key(&record.name), Writer::default().version().u64(next).bytes());
+    }
+    inner.write_synced(batch)?;
+    Ok(record)
+}
+
+/// An arrival is over: the other store has nothing any more, or, if it did not become whole, what is here is to go.
+pub(super) fn end_arrival(inner: &Inner, arrival: &Arrival) -> Result<(), StoreError> {
+    let family = inner.family(Family::Catalog);
+    let mut batch = WriteBatch::default();
+    batch.delete_cf(family, arrival_key(&arrival.name));
+    if !arrival.whole {
+        batch.put_cf(family, remainder_key(arrival.number), Writer::default().version().u32(arrival.number).bytes());
+    }
     inner.write_synced(batch)
 }
 
@@ -214,6 +308,27 @@ pub(super) fn next_generation(inner: &Inner, name: &DatabaseName) -> Result<u64,
 
 /// Adds a database under a number never used before, in a generation not below `at_least`.
 pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId, at_least: u64) -> Result<DatabaseRecord, StoreError> {
+    let mut batch = WriteBatch::default();
+    let number = take_number(inner, &mut batch, name)?;
+    let generation = next_generation(inner, name)?.max(at_least);
+    let record = DatabaseRecord {
+        name: name.clone(),
+        id: DatabaseId::of(name, generation),
+        generation,
+        number,
+        row_number: number,
+        state: DatabaseState::Live,
+        store_id,
+        format: DATABASE_FORMAT,
+    };
+    let family = inner.family(Family::Catalog);
+    batch.put_cf(family, database_key(name), write_database(&record).bytes());
+    inner.write_synced(batch)?;
+    Ok(record)
+}
+
+/// Gives a number that was never used before, once the batch is written.
+fn take_number(inner: &Inner, batch: &mut WriteBatch, name: &DatabaseName) -> Result<u32, StoreError> {
     let next = inner.get(Family::Catalog, &[NEXT_NUMBER], |bytes| {
         let mut reader = Reader::record(bytes)?;
         let next = reader.u32()?;
@@ -227,23 +342,8 @@ pub(super) fn create(inner: &Inner, name: &DatabaseName, store_id: StoreId, at_l
     };
     // The last number stays unused: its range would have no end.
     let after = number.checked_add(1).ok_or_else(|| StoreError::NumbersExhausted(name.clone()))?;
-    let generation = next_generation(inner, name)?.max(at_least);
-    let record = DatabaseRecord {
-        name: name.clone(),
-        id: DatabaseId::of(name, generation),
-        generation,
-        number,
-        row_number: number,
-        state: DatabaseState::Live,
-        store_id,
-        format: DATABASE_FORMAT,
-    };
-    let family = inner.family(Family::Catalog);
-    let mut batch = WriteBatch::default();
-    batch.put_cf(family, [NEXT_NUMBER], Writer::default().version().u32(after).bytes());
-    batch.put_cf(family, database_key(name), write_database(&record).bytes());
-    inner.write_synced(batch)?;
-    Ok(record)
+    batch.put_cf(inner.family(Family::Catalog), [NEXT_NUMBER], Writer::default().version().u32(after).bytes());
+    Ok(number)
 }
 
 /// Gives a row number that was never used before. It is noted as not in use until [`switch_rows`].
@@ -280,12 +380,19 @@ pub(super) fn forget_row_number(inner: &Inner, batch: &mut WriteBatch, rows: u32
 }
 
 /// The database with this number has its rows under another row number from now on; the old one is not in use any more.
-pub(super) fn switch_rows(inner: &Inner, batch: &mut WriteBatch, number: u32, rows: u32) -> Result<(), StoreError> {
+pub(super) fn switch_rows(
+    inner: &Inner,
+    batch: &mut WriteBatch,
+    number: u32,
+    rows: u32,
+    store: Option<StoreId>,
+) -> Result<(), StoreError> {
     for record in all(inner) {
         let record = record?;
         if record.number == number {
             note_unused(inner, batch, record.row_number);
-            let record = DatabaseRecord { row_number: rows, ..record };
+            let store_id = store.unwrap_or(record.store_id);
+            let record = DatabaseRecord { row_number: rows, store_id, ..record };
             batch.put_cf(inner.family(Family::Catalog), database_key(&record.name), write_database(&record).bytes());
             forget_row_number(inner, batch, rows);
             return Ok(());
@@ -317,6 +424,19 @@ mod tests {
         assert_eq!((key.as_slice(), bytes.as_slice()), (&b"\x04demo"[..], &[1, 0, 0, 0, 0, 0, 0, 0, 5][..]));
         assert_eq!(read_generation(&key, &bytes), Ok((name, 5)));
         assert!(read_generation(b"\x04a/b", &bytes).is_err() && read_generation(&key, &bytes[..8]).is_err());
+    }
+
+    #[test]
+    fn golden_bytes_of_an_arrival() {
+        let name = DatabaseName::parse("demo").unwrap();
+        let arrival = Arrival { name: name.clone(), from: StoreId([5; 16]), generation: 2, number: 3, whole: true };
+        let (key, bytes) = (arrival_key(&name), write_arrival(&arrival).bytes().to_vec());
+        let golden = [&[1, 1][..], &[5; 16], &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3]].concat();
+        assert_eq!((key.as_slice(), bytes.as_slice()), (&b"\x06demo"[..], golden.as_slice()));
+        assert_eq!(read_arrival(&key, &bytes), Ok(arrival));
+        for len in 0..bytes.len() {
+            assert!(read_arrival(&key, &bytes[..len]).is_err());
+        }
     }
 
     #[test]

@@ -48,8 +48,8 @@ impl Drop for Directory {
 }
 
 impl Directory {
-    /// Locks the directory, creating it if need be, and tells how far its store has come.
-    pub(super) fn lock(path: &Path) -> Result<(Self, Stage), StoreOpenError> {
+    /// Locks the directory, creating it if need be, and tells how far its store has come, and its format.
+    pub(super) fn lock(path: &Path) -> Result<(Self, Stage, u32), StoreOpenError> {
         let unusable = |source| StoreOpenError::Directory { path: path.to_owned(), source };
         fs::create_dir_all(path).map_err(unusable)?;
         // Before the lock file is made: a directory that is not ours must not be touched.
@@ -61,26 +61,31 @@ impl Directory {
             Err(TryLockError::Error(source)) => return Err(unusable(source)),
         }
         let directory = Self { path: path.to_owned(), lock };
-        let stage = match check(path)? {
-            Some(stage) => stage,
+        let (format, stage) = match check(path)? {
+            Some(found) => found,
             None => {
                 directory.set_stage(Stage::Creating)?;
-                Stage::Creating
+                (STORE_FORMAT, Stage::Creating)
             }
         };
-        Ok((directory, stage))
+        Ok((directory, stage, format))
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the format file whole or not at all.
+    /// Notes how far a store of this program's format has come.
     pub(super) fn set_stage(&self, stage: Stage) -> Result<(), StoreOpenError> {
+        self.set_format(STORE_FORMAT, stage)
+    }
+
+    /// Writes the format file whole or not at all.
+    pub(super) fn set_format(&self, format: u32, stage: Stage) -> Result<(), StoreOpenError> {
         let write = || -> io::Result<()> {
             let draft = self.path.join(FORMAT_DRAFT);
             let mut file = File::create(&draft)?;
-            writeln!(file, "{MAGIC} {STORE_FORMAT} {}", stage.name())?;
+            writeln!(file, "{MAGIC} {format} {}", stage.name())?;
             file.sync_all()?;
             fs::rename(&draft, self.path.join(FORMAT_FILE))?;
             File::open(&self.path)?.sync_all()
@@ -92,13 +97,13 @@ impl Directory {
 /// Whether a directory has a store that was finished; nothing is made or changed.
 pub(super) fn holds_store(path: &Path) -> Result<bool, StoreOpenError> {
     if path.try_exists().map_err(|source| StoreOpenError::Directory { path: path.to_owned(), source })? {
-        return Ok(check(path)? == Some(Stage::Ready));
+        return Ok(check(path)?.is_some_and(|(_, stage)| stage == Stage::Ready));
     }
     Ok(false)
 }
 
 /// Reads the format file; `None` in a directory in which a store can be created.
-fn check(path: &Path) -> Result<Option<Stage>, StoreOpenError> {
+fn check(path: &Path) -> Result<Option<(u32, Stage)>, StoreOpenError> {
     let unusable = |source| StoreOpenError::Directory { path: path.to_owned(), source };
     let foreign = || StoreOpenError::NotAStore { path: path.to_owned() };
     // The entries first: another process that creates a store writes the format file before all others.
@@ -121,5 +126,6 @@ fn check(path: &Path) -> Result<Option<Stage>, StoreOpenError> {
         return Err(StoreOpenError::NewerFormat { path: path.to_owned(), found, known: STORE_FORMAT });
     }
     let stage = words.next().ok_or_else(foreign)?;
-    [Stage::Creating, Stage::Ready].into_iter().find(|known| known.name() == stage).map(Some).ok_or_else(foreign)
+    let stage = [Stage::Creating, Stage::Ready].into_iter().find(|known| known.name() == stage).ok_or_else(foreign)?;
+    Ok(Some((found, stage)))
 }

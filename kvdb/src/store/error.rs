@@ -29,6 +29,26 @@ pub enum StoreOpenError {
         /// The newest format that this program reads.
         known: u32,
     },
+    /// The store was written by an older version of this program, of which nothing leads to this one's format.
+    #[error("the store at {path:?} has format {found}, and this program cannot bring it to format {known}; use an older program")]
+    OlderFormat {
+        /// The store's directory.
+        path: PathBuf,
+        /// The format on disk.
+        found: u32,
+        /// The format that this program reads.
+        known: u32,
+    },
+    /// A step to a newer format failed: the store has the format of the last step that succeeded.
+    #[error("the store at {path:?} could not be brought from format {from} to the next: {source}")]
+    Migration {
+        /// The store's directory.
+        path: PathBuf,
+        /// The format on disk.
+        from: u32,
+        /// What failed.
+        source: StoreError,
+    },
     /// The directory has files in it, but no store.
     #[error("the directory {path:?} is not empty and holds no store; choose another one")]
     NotAStore {

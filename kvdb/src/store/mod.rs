@@ -9,10 +9,13 @@ mod directory;
 mod error;
 mod export;
 mod layout;
+mod migrate;
+mod moving;
 mod options;
 mod reclaim;
 mod removal;
 mod rocks;
+mod salvage;
 mod staging;
 mod view;
 mod wal;
@@ -32,12 +35,17 @@ pub use export::{StandingError, StandingRocks};
 pub use layout::Family;
 pub use options::{LossPolicy, StoreOptions};
 pub use reclaim::{DiskUse, Reclaim};
+#[doc(hidden)]
+pub use salvage::RawRecord;
+pub(crate) use salvage::SalvageError;
+pub use salvage::{SavedSibling, Unreadable};
 pub use view::RocksView;
 
 use crate::engine::port::LogChunk;
 use catalog::Numbers;
 use commit::Assembly;
 use directory::{Directory, Stage};
+use migrate::{MIGRATIONS, Migration};
 use options::{Files, Logs};
 use rocks::{Inner, Rocks};
 use staging::Switches;
@@ -88,9 +96,15 @@ impl RocksStore {
     /// A write that the log has only in part is dropped: it was never confirmed as synced. Damage before the end of the
     /// log is refused unless [`StoreOptions::loss`] accepts it; then [`RocksStore::accepted_loss`] tells of it.
     pub fn open(path: &Path, options: &StoreOptions) -> Result<Self, StoreOpenError> {
-        let (directory, stage) = Directory::lock(path)?;
+        Self::open_with(path, options, MIGRATIONS)
+    }
+
+    fn open_with(path: &Path, options: &StoreOptions, migrations: &'static [Migration]) -> Result<Self, StoreOpenError> {
+        let (directory, stage, format) = Directory::lock(path)?;
+        let steps = migrate::steps(path, format, migrations)?;
         let (rocks, lost) = open_rocks(path, options, stage)?;
         let inner = Inner::new(rocks);
+        migrate::migrate(&inner, &directory, &steps)?;
         let damaged = |source| StoreOpenError::Damaged { path: directory.path().to_owned(), source };
         let known = catalog::store_id(&inner).map_err(damaged)?;
         let id = match known {
@@ -106,6 +120,7 @@ impl RocksStore {
             }
         };
         staging::clean(&inner, path).map_err(damaged)?;
+        moving::clean(&inner).map_err(damaged)?;
         if stage == Stage::Creating {
             directory.set_stage(Stage::Ready)?;
         }

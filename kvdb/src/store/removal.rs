@@ -13,7 +13,7 @@ use super::{DatabaseRecord, RocksStore};
 use crate::limits::{DROP_PIECE_RECORDS, MAX_DROPPED_GENERATIONS};
 
 /// The families that hold a database's records.
-const FAMILIES: [Family; 9] = [
+pub(super) const FAMILIES: [Family; 9] = [
     Family::Rows,
     Family::Values,
     Family::Expiries,
@@ -133,6 +133,6 @@ impl RocksStore {
     }
 }
 
-fn number_of(family: Family, numbers: Numbers) -> u32 {
+pub(super) fn number_of(family: Family, numbers: Numbers) -> u32 {
     if family.is_of_rows() { numbers.rows } else { numbers.number }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crdt::{Dot, Expiry, Key, LogEntry, Row, SnapshotWrite};
 use rocksdb::{IngestExternalFileOptions, Options, SstFileWriter, WriteBatch, WriteOptions};
 
-use super::catalog::{self, Numbers};
+use super::catalog::{self, Numbers, StoreId};
 use super::commit::Assembly;
 use super::error::StoreError;
 use super::layout::{self, Family, Malformed, Writer};
@@ -99,9 +99,14 @@ impl Workshop {
                     built.sealed = true;
                 }
                 SnapshotWrite::Patch(rows) => assembly.rows(rows, self.rows(number)?),
-                SnapshotWrite::Switch { revision } => {
+                SnapshotWrite::Switch { revision } | SnapshotWrite::Replace { revision } => {
+                    let mut store = None;
+                    if matches!(write, SnapshotWrite::Replace { .. }) {
+                        assembly.clear_replica(number);
+                        store = Some(StoreId(rand::random()));
+                    }
                     let rows = self.rows(number)?;
-                    assembly.switch(number, rows, LogEntry::switch(*revision))?;
+                    assembly.switch(number, rows, LogEntry::switch(*revision), store)?;
                     switches.0.push(Numbers { rows, ..numbers });
                 }
             }
@@ -291,12 +296,20 @@ impl Assembly<'_> {
         self.put(self.inner.family(Family::Staging));
     }
 
-    fn switch(&mut self, number: u32, rows: u32, entry: LogEntry) -> Result<(), StoreError> {
+    /// Everything but the rows, what is staged and the outcomes of requests.
+    fn clear_replica(&mut self, number: u32) {
+        let range = layout::number_range(number);
+        for family in [Family::Blocks, Family::Log, Family::State] {
+            self.batch.delete_range_cf(self.inner.family(family), &range.start, &range.end);
+        }
+    }
+
+    fn switch(&mut self, number: u32, rows: u32, entry: LogEntry, store: Option<StoreId>) -> Result<(), StoreError> {
         self.staging_clear(number);
         self.key.log_key(number, entry.revision);
         self.record.log(&entry.dot, 0);
         self.put(self.inner.family(Family::Log));
-        catalog::switch_rows(self.inner, &mut self.batch, number, rows)
+        catalog::switch_rows(self.inner, &mut self.batch, number, rows, store)
     }
 }
 

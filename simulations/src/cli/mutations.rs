@@ -39,21 +39,8 @@ mod switched {
     use crate::scenarios;
 
     /// Where the faults are looked for, in this order.
-    const SCENARIOS: &[&str] = &[
-        "chaos",
-        "mutation-hunt",
-        "calm",
-        "wide",
-        "gossip",
-        "retries",
-        "snapshots",
-        "conditions",
-        "upkeep",
-        "expiry",
-        "reads",
-        "hostile",
-        "crowd",
-    ];
+    const SCENARIOS: &[&str] =
+        &["chaos", "mutation-hunt", "calm", "wide", "broad", "crowd", "retries", "expiry", "reads", "hostile"];
 
     struct Found {
         scenario: String,

@@ -1,8 +1,11 @@
 //! Floods of blocks: valid, again and again, without their parents, forged, foreign, far in the future, deep and wide.
 
+use std::time::Duration;
+
 use crdt::limits::{MAX_PENDING_BLOCKS, MAX_PENDING_BYTES, MAX_UINT};
 use crdt::{Block, BlockHash, Dot, Parent, ReplicaId};
 use kvdb::DatabaseId;
+use kvdb::net::limits::NEW_WRITERS_PER_PEER;
 
 use super::arena::Arena;
 use super::gossip::{GossipPeer, message};
@@ -36,6 +39,8 @@ async fn a_flood_of_orphans_fills_no_more_than_the_pool() {
             async move {
                 let mut peer = SyncPeer::polite(&arena.address, arena.peer, arena.database).await;
                 let mut pen = Pen::new(peer.adversary.seed, arena.database);
+                // Blocks of a writer of whom nothing is known do not even get into the pool.
+                assert!(peer.blocks(arena.database, &[pen.next("/orphan", b"the first")]).await);
                 for part in 0..4_u64 {
                     let size = if n == 0 { 20 } else { 30_000 };
                     let count = if n == 0 { 1_500 } else { 200 };
@@ -43,13 +48,15 @@ async fn a_flood_of_orphans_fills_no_more_than_the_pool() {
                         dot: Dot { replica: ReplicaId(u128::from(i + 1).to_be_bytes()), seq: MAX_UINT },
                         hash: BlockHash([1; 32]),
                     };
-                    // The first of each writer never comes.
+                    // The second of each writer never comes.
                     let blocks: Vec<Block> = (0..count)
                         .map(|i| {
-                            pen.make(2 + part * count + i, i + 1, vec![missing(i)], "/orphan", &vec![b'o'; size], Vec::new())
+                            pen.make(3 + part * count + i, i + 1, vec![missing(i)], "/orphan", &vec![b'o'; size], Vec::new())
                         })
                         .collect();
-                    assert!(peer.blocks(arena.database, &blocks).await);
+                    // The credit for so much that cannot be merged comes back late.
+                    let sending = peer.blocks(arena.database, &blocks);
+                    drop(tokio::time::timeout(Duration::from_secs(2), sending).await);
                     let (held, bytes) = (arena.figure("pending_blocks"), arena.figure("pending_bytes"));
                     assert!(
                         held <= MAX_PENDING_BLOCKS as u64 && bytes <= MAX_PENDING_BYTES as u64,
@@ -183,4 +190,25 @@ async fn a_wide_dag_of_many_writers_and_a_deep_one_are_merged() {
     let (status, body) = ask(arena.honest.http, "GET", "/v1/databases/demo/siblings?key=/wide", b"").unwrap();
     assert_eq!(status, 200);
     assert!(body.contains("\"dot\""), "{body}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_writers_without_end_are_let_in_slowly_and_honest_ones_write_on() {
+    let arena = Arena::new();
+    let each = NEW_WRITERS_PER_PEER;
+    let own = arena.figure("replicas");
+    arena.endures("new writers", 160, async {
+        let mut peer = SyncPeer::polite(&arena.address, arena.peer, arena.database).await;
+        let seed = peer.adversary.seed;
+        for part in 0..=each / 500 + 2 {
+            let first = |n| {
+                let stamp = 1 + part * 500 + n;
+                Pen::new(seed, arena.database).make(1, stamp, Vec::new(), &format!("/new/{stamp}"), b"n", Vec::new())
+            };
+            let blocks: Vec<Block> = (0..500).map(first).collect();
+            assert!(peer.blocks(arena.database, &blocks).await, "nobody is cut off for it");
+        }
+    });
+    assert!(arena.count("writers_put_off") > 0);
+    assert!(arena.figure("replicas") - own >= each);
 }

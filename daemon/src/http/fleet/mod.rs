@@ -96,7 +96,7 @@ pub(super) async fn dispatch(app: &App, member: &Member, route: Route, call: Cal
         Route::ChangeDatabase(name) => admin::change(member, &name, call).await,
         Route::DropDatabase(name) => admin::drop(member, &name, call).await,
         Route::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Route::Batch(_) => write::write(member, route, call).await,
-        Route::Verify(ref name) | Route::Compact(ref name) => {
+        Route::Verify(ref name) | Route::Disagreements(ref name) | Route::Repair(ref name) | Route::Compact(ref name) => {
             let database = read::held_here(member, name).await?;
             app.local(route, Some(database), call).await
         }

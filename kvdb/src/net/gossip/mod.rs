@@ -17,7 +17,9 @@ use libp2p::PeerId;
 use libp2p::identity::{PublicKey, ed25519};
 
 use super::Moment;
+use super::budget::{self, Budget};
 use super::limits::{
+    GOSSIP_BLOCK_COST, GOSSIP_COST, GOSSIP_COST_PER_PEER, GOSSIP_COST_PER_PEER_PER_SECOND, GOSSIP_COST_PER_SECOND,
     MAX_BOOTS_PER_PUBLISHER, MAX_GOSSIP_BLOCK_BYTES, MAX_PUBLISHERS_PER_DATABASE, MIN_ANNOUNCE_GAP, RELAY_ANNOUNCE_GAP,
 };
 use super::local::Locals;
@@ -155,6 +157,7 @@ pub struct GossipMachine {
     /// When each database is announced.
     due: BTreeSet<(Moment, DatabaseId)>,
     hearing: Hearing,
+    budget: Budget,
     random: Box<dyn FnMut() -> u64 + Send>,
     signer: Box<dyn Signer + Send>,
     verifier: Box<dyn Verifier + Send>,
@@ -178,7 +181,12 @@ impl GossipMachine {
         random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Self {
         let hearing = Hearing::new(options.interval);
-        Self { me, options, topics: BTreeMap::new(), due: BTreeSet::new(), hearing, random, signer, verifier, out: Vec::new() }
+        let budget = Budget::new(
+            budget::Rate { burst: GOSSIP_COST_PER_PEER, per_second: GOSSIP_COST_PER_PEER_PER_SECOND },
+            budget::Rate { burst: GOSSIP_COST, per_second: GOSSIP_COST_PER_SECOND },
+        );
+        let (topics, due, out) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        Self { me, options, topics, due, hearing, budget, random, signer, verifier, out }
     }
 
     /// The one door.
@@ -307,7 +315,14 @@ impl GossipMachine {
         if !self.topics.contains_key(&database) {
             return Verdict::Ignore;
         }
-        match Message::decode(data) {
+        let message = Message::decode(data);
+        let cost = if matches!(message, Ok(Message::Block(_))) { GOSSIP_BLOCK_COST } else { 1 };
+        if !self.budget.allows(from, cost, now) {
+            // Sync compares everything, however much was said.
+            self.out.push(Output::StartSync(database, from, None));
+            return Verdict::Ignore;
+        }
+        match message {
             Ok(Message::Block(bytes)) => self.judge_block(database, from, bytes, locals),
             Ok(Message::Announce(announce)) => self.judge_announce(database, from, &announce, locals, now),
             // A later release may say more; that is not this peer's fault.

@@ -15,6 +15,9 @@ impl<R> NetMachine<R> {
             self.out.push(Output::CloseConnection(connection));
         }
         self.book.connected(peer, connection, address, outgoing, count, now);
+        if self.book.is_configured(&peer) {
+            self.sync.trust(peer);
+        }
         if count == 1 {
             self.count("connections");
             self.gossip(gossip::Input::Connected(peer), None);
@@ -46,6 +49,15 @@ impl<R> NetMachine<R> {
             // Without an address the other side dials, or nobody.
             self.out.push(Output::Redial(peer, addresses));
         }
+    }
+
+    pub(super) fn found(&mut self, found: Vec<(PeerId, Multiaddr)>) {
+        let me = self.me;
+        for (peer, address) in found.into_iter().filter(|(peer, _)| *peer != me) {
+            let what = if self.book.found(peer, address, self.now) { "mdns_found" } else { "mdns_full" };
+            self.count(what);
+        }
+        self.dial_due();
     }
 
     pub(super) fn dial_due(&mut self) {

@@ -59,6 +59,7 @@ impl<R> NetMachine<R> {
             sync::Output::CloseView(id) => self.out.push(Output::CloseView(id)),
             sync::Output::Stage { database, id, write } => self.out.push(Output::Stage { database, id, write }),
             sync::Output::ReadRange { reader, database, task } => self.out.push(Output::ReadRange { reader, database, task }),
+            sync::Output::Repaired(database, outcome) => self.out.push(Output::Repaired(database, outcome)),
             sync::Output::Disconnect(peer, reason) => self.cut_off(peer, &reason),
             sync::Output::Report(report) => self.report(report),
         }
@@ -101,6 +102,10 @@ impl<R> NetMachine<R> {
             Report::BelowFloor(peer, database) => {
                 self.count("sync_below_floor");
                 tracing::warn!(%peer, %database, "blocks are lacking here that the peer does not keep any more");
+            }
+            Report::WritersPutOff(peer, database, blocks) => {
+                self.count("writers_put_off");
+                tracing::info!(%peer, %database, blocks, "the peer brings very many new writers: some wait for a while");
             }
             Report::SnapshotBegun(peer, database) => {
                 self.count("sync_snapshots_asked_for");
@@ -179,8 +184,9 @@ impl<R> NetMachine<R> {
     }
 
     fn deliver_gossip(&mut self, database: DatabaseId, from: PeerId, author: PeerId, block: Block) {
-        if self.gossip_deliveries >= MAX_GOSSIP_DELIVERIES {
-            self.count("gossip_delivery_full");
+        let room = self.gossip_deliveries < MAX_GOSSIP_DELIVERIES;
+        if !room || !self.sync.lets_in(from, database, &block.dot(), self.now) {
+            self.count(if room { "writers_put_off" } else { "gossip_delivery_full" });
             self.sync(sync::Input::StartSync(database, from, None));
             return;
         }

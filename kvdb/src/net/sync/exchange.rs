@@ -1,12 +1,8 @@
 //! Comparing replicas: question, answer, lists, and when to ask again.
 
-use super::session::Cursor;
-use super::{
-    DatabaseId, DisconnectReason, ErrorCode, Frame, Misbehaviour, Moment, PeerId, ReplicaId, Report, SessionId, SyncMachine,
-};
-use crate::net::limits::{
-    MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_QUESTIONS_PER_SECOND, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET,
-};
+use super::session::{Cursor, Session};
+use super::{DatabaseId, Frame, Misbehaviour, Moment, PeerId, ReplicaId, Report, SessionId, SyncMachine};
+use crate::net::limits::{MAX_FRAME_ENTRIES, MAX_QUESTIONS_PER_SECOND, MAX_SYNC_DELAY, MAX_SYNC_GAP, MIN_SYNC_GAP, SYNC_QUIET};
 use crate::net::wire::{HaveEntry, HaveKind, Summary};
 
 impl SyncMachine {
@@ -38,12 +34,6 @@ impl SyncMachine {
     pub(super) fn have(&mut self, id: SessionId, kind: HaveKind, theirs: &Summary) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let (peer, database) = (session.peer, session.database);
-        if theirs.count > MAX_HAVE_ENTRIES as u64 {
-            let what = "the number of version vector entries";
-            let reason = DisconnectReason::Limit { what, value: theirs.count, limit: MAX_HAVE_ENTRIES as u64 };
-            self.cut_off(peer, ErrorCode::Limit, reason);
-            return;
-        }
         let Some(local) = self.locals.get(&database) else { return };
         let ours = local.summary();
         match kind {
@@ -98,6 +88,11 @@ impl SyncMachine {
         session.due = None;
         session.learn(local.vv().clone(), local, self.now);
         session.below = false;
+        if session.durable_more {
+            // All its writers are known now: it says at the beginning what it has on disk of each.
+            self.begin_anew(peer, database);
+            return;
+        }
         self.set_timer(id, self.now + MAX_SYNC_GAP);
         if ours != theirs {
             self.report(Report::Disagreement(peer, database));
@@ -130,21 +125,26 @@ impl SyncMachine {
     pub(super) fn have_list(&mut self, id: SessionId, entries: Vec<HaveEntry>, last: bool) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(local) = self.locals.get(&session.database) else { return };
+        let peer = session.peer;
         for HaveEntry { replica, seq, floor } in entries {
-            session.incoming.raise(replica, seq);
+            if session.incoming_last.is_some_and(|before| before >= replica) {
+                self.misbehaved(peer, Misbehaviour::Order);
+                return;
+            }
+            session.incoming_last = Some(replica);
             session.incoming_below |= local.vv().get(&replica) < floor;
-        }
-        let (peer, count) = (session.peer, session.incoming.len());
-        if count > MAX_HAVE_ENTRIES {
-            let (what, limit) = ("the number of version vector entries", MAX_HAVE_ENTRIES as u64);
-            self.cut_off(peer, ErrorCode::Limit, DisconnectReason::Limit { what, value: count as u64, limit });
-            return;
+            if Session::keeps(&session.incoming, local, &replica) {
+                session.incoming.raise(replica, seq);
+            } else {
+                session.incoming_more = true;
+            }
         }
         if !last {
             return;
         }
+        session.incoming_last = None;
         let theirs = std::mem::take(&mut session.incoming);
-        session.settled = local.vv().dominates(&theirs);
+        session.settled = local.vv().dominates(&theirs) && !std::mem::take(&mut session.incoming_more);
         let (peer_below, below) = (session.peer_below, session.below);
         session.learn(theirs, local, self.now);
         session.below = std::mem::take(&mut session.incoming_below);

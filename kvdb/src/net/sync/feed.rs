@@ -2,7 +2,7 @@
 
 use super::session::Cursor;
 use super::*;
-use crate::net::limits::{BLOCKS_FRAME_BYTES, MAX_FRAME_BLOCKS, MAX_HAVE_ENTRIES, MAX_START_LOOKUPS, PEER_QUEUE_BYTES};
+use crate::net::limits::{BLOCKS_FRAME_BYTES, MAX_FRAME_BLOCKS, MAX_START_LOOKUPS, PEER_QUEUE_BYTES};
 
 impl SyncMachine {
     /// The session may have something to do: let its peer's round robin look at it.
@@ -135,27 +135,27 @@ impl SyncMachine {
                 session.in_flight.pop_front();
             }
         }
+        let Some(local) = self.locals.get(&session.database) else { return };
         for (replica, seq) in durable {
-            session.durable.raise(*replica, *seq);
-            session.assumed.raise(*replica, *seq);
-        }
-        let count = session.durable.len();
-        if count > MAX_HAVE_ENTRIES {
-            let (what, limit) = ("the number of acknowledged entries", MAX_HAVE_ENTRIES as u64);
-            self.cut_off(peer, ErrorCode::Limit, DisconnectReason::Limit { what, value: count as u64, limit });
-            return;
+            if Session::keeps(&session.durable, local, replica) {
+                session.durable.raise(*replica, *seq);
+                session.assumed.raise(*replica, *seq);
+            } else {
+                session.durable_more = true;
+            }
         }
         self.make_ready(id);
     }
 
-    pub(super) fn blocks(&mut self, from: PeerId, database: DatabaseId, blocks: Vec<Block>) {
+    pub(super) fn blocks(&mut self, from: PeerId, database: DatabaseId, mut blocks: Vec<Block>) {
         let Some(id) = self.target(from, database) else { return };
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let mut bytes = 0;
         let mut wrong = None;
         for block in &blocks {
             let len = block.bytes().len() as u64;
-            let waiting = session.received - session.consumed;
+            // What the peer was not told of yet it must not send on.
+            let waiting = session.received - session.told;
             if block.database() != database && !active(Mutation::ForeignBlockTaken) {
                 wrong = Some(Misbehaviour::ForeignBlock);
             } else if waiting != 0 && waiting + len > SYNC_CREDIT_BYTES {
@@ -171,6 +171,9 @@ impl SyncMachine {
             self.misbehaved(from, how);
             return;
         }
+        let came = blocks.len();
+        blocks.retain(|block| self.admission.lets_in(&self.locals, from, database, &block.dot(), self.now));
+        session.put_off += came - blocks.len();
         self.out.push(Output::Deliver { session: id, database, peer: from, blocks, bytes });
     }
 
@@ -184,18 +187,33 @@ impl SyncMachine {
             return;
         };
         session.consumed += if active(Mutation::CreditKept) { 0 } else { bytes };
-        let (peer, database, consumed) = (session.peer, session.database, session.consumed);
-        // In quarters, so that a stream of small blocks is not answered by one frame each; at once when nothing waits.
-        if consumed == session.received || consumed - session.told >= SYNC_CREDIT_BYTES / 4 {
-            session.told = consumed;
-            self.send(peer, Frame::Ack { database, consumed, durable: Vec::new() });
+        let (peer, database, put_off) = (session.peer, session.database, std::mem::take(&mut session.put_off));
+        let unready = (put_off + delivery.held + delivery.dropped) as u64;
+        let all = unready + (delivery.merged + delivery.duplicates) as u64;
+        if unready > 0 {
+            self.count_unready(id, bytes * unready / all);
+        }
+        self.give_credit(id);
+        if put_off > 0 {
+            self.report(Report::WritersPutOff(peer, database, put_off));
         }
         if !delivery.disagreements.is_empty() {
             self.two_blocks(database, peer, &delivery.disagreements);
             self.report(Report::TwoBlocks(peer, database, delivery.disagreements));
         }
-        if delivery.held > 0 || delivery.dropped > 0 {
+        if unready > 0 {
             self.unsettled(id);
+        }
+    }
+
+    /// Tells the peer what was taken: in quarters, so that a stream of small blocks is not answered by one frame each; at
+    /// once when nothing waits.
+    pub(super) fn give_credit(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.late.is_none()) else { return };
+        let (peer, database, consumed) = (session.peer, session.database, session.consumed);
+        if consumed == session.received || consumed - session.told >= SYNC_CREDIT_BYTES / 4 {
+            session.told = consumed;
+            self.send(peer, Frame::Ack { database, consumed, durable: Vec::new() });
         }
     }
 }

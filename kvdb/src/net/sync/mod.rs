@@ -7,6 +7,7 @@
 //! Nothing here trusts that what was sent was merged: blocks may be dropped where they arrive before their parents. Every
 //! difference that remains is found by comparing again, and what the other lacks *by its own word* is sent again.
 
+mod admission;
 mod exchange;
 mod feed;
 mod holders;
@@ -33,13 +34,14 @@ use super::local::{Local, Locals};
 use super::ranges::{RangeRead, RangeTask};
 use super::wire::{ChunkName, ErrorCode, Frame, PROTOCOL_VERSION};
 use crate::engine::port::{Delivery, LogChunk, News, Progress};
+use admission::Admission;
 use holders::Gone;
 use peer::Peer;
 use ranges::Comparisons;
 pub use ranges::{CompareState, Comparison, RangeReader, Side};
 use session::Session;
 use snapshot::Snapshots;
-pub use snapshot::{OpenedView, ReadChunk};
+pub use snapshot::{OpenedView, ReadChunk, RepairFailure};
 
 /// One session: a database with a peer, from the moment that both have it open. Never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -156,6 +158,8 @@ pub enum Output {
         /// What to read.
         task: RangeTask,
     },
+    /// What became of [`SyncMachine::repair`]. Unless it has replaced the replica, something may still be staged.
+    Repaired(DatabaseId, Result<(), RepairFailure>),
     /// End the stream, after what was sent before has been written.
     Disconnect(PeerId, DisconnectReason),
     /// Something that somebody should know.
@@ -235,6 +239,9 @@ pub enum Misbehaviour {
     /// An answer about a range that has nothing to do with the question.
     #[error("an answer about another range than it was asked for")]
     Range,
+    /// A list of what it has that does not ascend.
+    #[error("a version vector out of order")]
+    Order,
     /// Not a frame, or not a block.
     #[error("{0}")]
     Garbage(String),
@@ -253,6 +260,8 @@ pub enum Report {
     NeedsSnapshot(PeerId, DatabaseId),
     /// Blocks are lacking here that the peer does not keep any more: a snapshot, or another peer, must bring them.
     BelowFloor(PeerId, DatabaseId),
+    /// So many blocks of new writers were put off.
+    WritersPutOff(PeerId, DatabaseId, usize),
     /// A snapshot is asked for.
     SnapshotBegun(PeerId, DatabaseId),
     /// The peer says that the database was dropped.
@@ -294,6 +303,7 @@ pub struct SyncMachine {
     reads: BTreeMap<SessionId, (PeerId, DatabaseId)>,
     snapshots: Snapshots,
     comparisons: Comparisons,
+    admission: Admission,
     now: Moment,
     out: Vec<Output>,
 }
@@ -315,6 +325,7 @@ impl SyncMachine {
             reads: BTreeMap::new(),
             snapshots: Snapshots::new(boot),
             comparisons: Comparisons::default(),
+            admission: Admission::default(),
             now: Moment::ZERO,
             out: Vec::new(),
         }
@@ -341,6 +352,7 @@ impl SyncMachine {
             Input::StartSync(database, peer, announced) => self.start_sync(database, peer, announced),
             Input::Tick => {
                 self.tick();
+                self.late_tick();
                 self.snapshot_tick();
                 self.compare_tick();
             }
@@ -351,13 +363,8 @@ impl SyncMachine {
     /// When `Tick` is wanted.
     #[must_use]
     pub fn wake(&self) -> Option<Moment> {
-        self.timers
-            .first()
-            .map(|(at, _)| *at)
-            .into_iter()
-            .chain(self.snapshots.wake())
-            .chain(self.comparisons.wake(&self.peers))
-            .min()
+        let timers = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.admission.wake());
+        timers.chain(self.snapshots.wake()).chain(self.comparisons.wake(&self.peers)).min()
     }
 
     /// The open databases.

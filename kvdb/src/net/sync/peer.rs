@@ -170,6 +170,13 @@ impl SyncMachine {
         self.end_session(from, database);
     }
 
+    /// Ends the session and begins another one, in which both sides say everything again.
+    pub(super) fn begin_anew(&mut self, with: PeerId, database: DatabaseId) {
+        self.send(with, Frame::Close(database));
+        self.remote_closed(with, database);
+        self.offer(with, database);
+    }
+
     fn begin(&mut self, with: PeerId, database: DatabaseId) {
         let Some(local) = self.locals.get(&database) else { return };
         let Some(peer) = self.peers.get_mut(&with) else { return };
@@ -202,6 +209,7 @@ impl SyncMachine {
             if let Some(timer) = session.timer {
                 self.timers.remove(&(timer, id));
             }
+            self.admission.ended(id, session.late);
             // One that has said nothing yet is no better known than before.
             if let Some(local) = self.locals.get(&database).filter(|_| session.known) {
                 self.gone.remember(database, with, &session.durable, local, self.now);
@@ -232,8 +240,10 @@ impl SyncMachine {
     pub(super) fn send_durable(&mut self, id: SessionId, durable: &[(ReplicaId, u64)]) {
         for part in durable.chunks(MAX_FRAME_ENTRIES) {
             let Some(session) = self.sessions.get_mut(&id) else { return };
-            session.told = session.consumed;
-            let (peer, database, consumed) = (session.peer, session.database, session.consumed);
+            if session.late.is_none() {
+                session.told = session.consumed;
+            }
+            let (peer, database, consumed) = (session.peer, session.database, session.told);
             self.send(peer, Frame::Ack { database, consumed, durable: part.to_vec() });
         }
     }

@@ -9,8 +9,8 @@ use crdt::Digest;
 
 use super::*;
 use crate::net::limits::{
-    MAX_COMPARISONS, MAX_DIFFERING_KEYS, MAX_RANGE_READS, MAX_RANGE_TRIES, MAX_RANGES_LEFT, MAX_TWO_BLOCKS, RANGE_GAP,
-    RANGE_PATIENCE, RANGE_RETRY,
+    MAX_COMPARISONS, MAX_DIFFERING_KEYS, MAX_RANGE_READS, MAX_RANGE_STILL, MAX_RANGE_TRIES, MAX_RANGES_LEFT, MAX_TWO_BLOCKS,
+    RANGE_GAP, RANGE_PATIENCE, RANGE_RETRY,
 };
 use crate::net::ranges::{Differing, RangeFound, RangeRead, RangeTask};
 use crate::net::wire::{RangeFrame, RangeRefusal, Span};
@@ -45,8 +45,8 @@ pub enum CompareState {
     /// All keys were compared.
     #[error("it is done")]
     Done,
-    /// Both replicas changed all the time.
-    #[error("the replicas were never of one moment: too much is written")]
+    /// Both replicas changed all the time, or they have not merged the same blocks.
+    #[error("the replicas never had the same blocks: too much is written, or one lacks something")]
     Moving,
     /// The peer cannot read.
     #[error("the peer cannot read its rows")]
@@ -99,6 +99,9 @@ struct Own {
     left: Vec<Span>,
     step: Step,
     tries: u32,
+    /// The version vectors' hashes, here and there, that did not fit last, and how often in a row.
+    last: Option<([u8; 32], [u8; 32])>,
+    still: u32,
     /// When it was begun, in the order of all.
     age: u64,
 }
@@ -118,13 +121,13 @@ impl Own {
         let so_far =
             Comparison { peer, state: CompareState::Running, keys: BTreeMap::new(), more: 0, two_blocks: BTreeSet::new() };
         let left = vec![Span::default()];
-        Self { so_far, asked_for: false, digests: None, left, step: Step::Due(now), tries: 0, age }
+        Self { so_far, asked_for: false, digests: None, left, step: Step::Due(now), tries: 0, last: None, still: 0, age }
     }
 
     /// From the first key on. Names that two blocks bear are not found by comparing rows, and stay.
     fn begin(&mut self, now: Moment) {
         (self.so_far.keys, self.so_far.more, self.so_far.state) = (BTreeMap::new(), 0, CompareState::Running);
-        (self.left, self.step, self.tries) = (vec![Span::default()], Step::Due(now), 0);
+        (self.left, self.step, self.tries, self.still) = (vec![Span::default()], Step::Due(now), 0, 0);
     }
 
     fn runs(&self) -> bool {
@@ -367,15 +370,17 @@ impl SyncMachine {
             return;
         };
         if vv_hash != theirs {
-            let wait = RANGE_RETRY * (1 << own.tries.min(6));
+            let wait = RANGE_RETRY * (1 << own.tries.min(3));
             own.tries += 1;
+            own.still = if own.last == Some((vv_hash, theirs)) { own.still + 1 } else { 0 };
+            own.last = Some((vv_hash, theirs));
             own.step = Step::Due(now + wait.max(RANGE_GAP));
-            if own.tries >= MAX_RANGE_TRIES {
+            if own.tries >= MAX_RANGE_TRIES || own.still >= MAX_RANGE_STILL {
                 own.so_far.state = CompareState::Moving;
             }
             return;
         }
-        own.tries = 0;
+        (own.tries, own.still) = (0, 0);
         if let (Some(span), Some(through)) = (own.left.pop(), through) {
             own.left.push(Span { after: Some(through), through: span.through });
         }

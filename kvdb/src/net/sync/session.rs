@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::feed::first_missing;
 use super::*;
-use crate::net::limits::{BELOW_FLOOR_READ_INTERVAL, MIN_SYNC_GAP};
+use crate::net::limits::{BELOW_FLOOR_READ_INTERVAL, MAX_STRANGE_ENTRIES, MIN_SYNC_GAP};
 
 /// Where the log is read on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub(super) struct Session {
     pub(super) consumed: u64,
     /// `consumed` as the peer knows it.
     pub(super) told: u64,
+    /// Blocks put off, to be counted with the next delivery.
+    pub(super) put_off: usize,
+    /// Until when credit is held back.
+    pub(super) late: Option<Moment>,
     /// When blocks came last.
     pub(super) received_at: Option<Moment>,
     /// Nothing is known to be lacking here.
@@ -73,6 +77,10 @@ pub(super) struct Session {
     pub(super) list_sent: bool,
     /// The peer's list, as far as it has come.
     pub(super) incoming: VersionVector,
+    /// The last writer of it.
+    pub(super) incoming_last: Option<ReplicaId>,
+    /// It names more writers unknown here than are kept.
+    pub(super) incoming_more: bool,
     /// By that list, blocks are lacking here that the peer does not keep any more.
     pub(super) incoming_below: bool,
     /// By the last comparison, blocks are lacking here that the peer does not keep any more.
@@ -91,6 +99,8 @@ pub(super) struct Session {
 
     /// What the peer has on disk.
     pub(super) durable: VersionVector,
+    /// It said more of writers unknown here than is kept.
+    pub(super) durable_more: bool,
 }
 
 impl Session {
@@ -101,6 +111,8 @@ impl Session {
             received: 0,
             consumed: 0,
             told: 0,
+            put_off: 0,
+            late: None,
             received_at: None,
             settled: false,
             known: false,
@@ -122,6 +134,8 @@ impl Session {
             questions: (Moment::ZERO, 0),
             list_sent: false,
             incoming: VersionVector::default(),
+            incoming_last: None,
+            incoming_more: false,
             incoming_below: false,
             below: false,
             compared: None,
@@ -132,7 +146,13 @@ impl Session {
             announced: None,
             equal: false,
             durable: VersionVector::default(),
+            durable_more: false,
         }
+    }
+
+    /// Whether an entry of what the peer says that it has is kept: those of writers known here are, of others only so many.
+    pub(super) fn keeps(kept: &VersionVector, local: &Local, replica: &ReplicaId) -> bool {
+        local.vv().get(replica) > 0 || kept.get(replica) > 0 || kept.len() < local.vv().len() + MAX_STRANGE_ENTRIES
     }
 
     pub(super) fn status(&self) -> SessionStatus {

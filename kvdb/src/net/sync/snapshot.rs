@@ -6,15 +6,13 @@
 
 use std::collections::VecDeque;
 
-use crdt::mutation::{Mutation, active};
-use crdt::snapshot::{Chunk, SnapshotHead};
+use crdt::snapshot::{Chunk, Purpose, SnapshotHead};
 use crdt::{Cursor, SnapshotId, SnapshotWrite, Staged};
 
 use super::*;
 use crate::engine::port::SnapshotOutcome;
 use crate::net::limits::{
-    MAX_SNAPSHOT_VIEWS, MAX_SNAPSHOTS_SERVED, MAX_SYNC_GAP, SNAPSHOT_KEEP, SNAPSHOT_PATIENCE, SNAPSHOT_STALL,
-    SNAPSHOT_WINDOW_CHUNKS,
+    MAX_SNAPSHOT_VIEWS, MAX_SNAPSHOTS_SERVED, SNAPSHOT_KEEP, SNAPSHOT_PATIENCE, SNAPSHOT_STALL, SNAPSHOT_WINDOW_CHUNKS,
 };
 use crate::net::wire::{ChunkName, EndReason, Resume, SnapshotFrame};
 
@@ -40,6 +38,33 @@ pub struct ReadChunk {
     pub next: Option<Cursor>,
 }
 
+/// Why a replica was not replaced by a peer's.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RepairFailure {
+    /// The peer is not connected, does not have the database open, or was lost meanwhile.
+    #[error("the peer is not connected, does not have this database, of this generation, open, or was lost meanwhile")]
+    NotConnected,
+    /// Another snapshot is being received or joined.
+    #[error("another snapshot is being received; try again when it is joined")]
+    Busy,
+    /// The peer sends too many snapshots now.
+    #[error("the peer sends too many snapshots now; try again later")]
+    PeerBusy,
+    /// The peer cannot read, or says nothing.
+    #[error("the peer cannot send its replica, or says nothing")]
+    PeerUnable,
+    /// What came is not what its head says.
+    #[error("the peer's snapshot is not what it says: {0}")]
+    Invalid(String),
+    /// The peer lacks something that is merged here.
+    #[error("the peer lacks {0} and perhaps more, which is merged here and would be lost")]
+    Lacking(Dot),
+    /// This node's store could not read or write, or the database was closed.
+    #[error("this node could not write what came, or the database was closed")]
+    Unable,
+}
+
 /// All transfers of a node.
 #[derive(Debug, Default)]
 pub(super) struct Snapshots {
@@ -56,8 +81,8 @@ pub(super) struct Snapshots {
     joining: BTreeSet<DatabaseId>,
     /// From whom that snapshot came, if it came in this run.
     joining_from: BTreeMap<DatabaseId, (PeerId, SnapshotId)>,
-    /// Joins that failed here in a row, and when the next snapshot may be asked for.
-    failed: BTreeMap<DatabaseId, (u32, Moment)>,
+    /// What is received, or joined, to take a replica's place.
+    repairs: BTreeMap<DatabaseId, Purpose>,
     /// When to take a snapshot from whoever has one, if nobody with the rest of the staged one comes before.
     due: BTreeMap<DatabaseId, Moment>,
 }
@@ -127,12 +152,6 @@ impl SyncMachine {
         serving.filter_map(|serving| serving.opened.as_ref().map(|opened| opened.revision + 1)).min()
     }
 
-    /// Views opened for snapshots since the start.
-    #[cfg(test)]
-    pub(super) fn snapshot_count(&self) -> u64 {
-        self.snapshots.views
-    }
-
     /// Whether a snapshot is being received or joined.
     #[must_use]
     pub fn takes_snapshot(&self, database: &DatabaseId) -> bool {
@@ -161,7 +180,7 @@ impl SyncMachine {
         let Some(of) = self.sessions.get(&session) else { return };
         let (peer, database) = (of.peer, of.database);
         let mine = |serving: &Serving| serving.peer == peer && serving.database == database;
-        if let Some(Resume { id, index, at }) = resume.clone()
+        if let Some(Resume { id, index, at }) = resume
             && let Some(serving) = self.snapshots.serving.get_mut(&id).filter(|serving| mine(serving))
             && let Some(opened) = serving.opened.as_ref()
             && let Ok(at) = Cursor::decode(at)
@@ -178,25 +197,19 @@ impl SyncMachine {
         for id in gone {
             self.stop_serving(id);
         }
-        let sending = self.snapshots.serving.values().filter(|serving| !serving.away && !serving.read_out).count();
+        let active = self.snapshots.serving.values().filter(|serving| !serving.away && !serving.read_out).count();
         let id = SnapshotId { boot: self.snapshots.boot, view: self.snapshots.views + 1 };
-        if sending >= MAX_SNAPSHOTS_SERVED || self.snapshots.serving.len() >= MAX_SNAPSHOT_VIEWS {
+        if active >= MAX_SNAPSHOTS_SERVED || self.snapshots.serving.len() >= MAX_SNAPSHOT_VIEWS {
             self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Busy });
             return;
         }
         self.snapshots.views += 1;
-        let (id, next) = match resume {
-            Some(Resume { id, index, at }) if active(Mutation::SnapshotOtherView) => {
-                (id, (index, Cursor::decode(at).unwrap_or(Cursor::START)))
-            }
-            _ => (id, (0, Cursor::START)),
-        };
         let serving = Serving {
             peer,
             database,
             opened: None,
-            taken: next.0,
-            next: Some(next),
+            next: Some((0, Cursor::START)),
+            taken: 0,
             reading: false,
             away: false,
             read_out: false,
@@ -217,9 +230,8 @@ impl SyncMachine {
             Some(opened) => {
                 let head = opened.head.encode();
                 serving.opened = Some(opened);
-                let index = serving.next.as_ref().map_or(0, |(index, _)| *index);
                 if !serving.away {
-                    self.send_snapshot(peer, database, SnapshotFrame::Head { index, head });
+                    self.send_snapshot(peer, database, SnapshotFrame::Head { index: 0, head });
                     self.read_on(id);
                 }
             }
@@ -288,6 +300,34 @@ impl SyncMachine {
 
     // The receiver.
 
+    /// Takes a snapshot of a connected peer that is to replace this replica. What becomes of it is told by
+    /// [`Output::Repaired`], soon or later, once.
+    pub fn repair(&mut self, database: DatabaseId, peer: PeerId, purpose: Purpose) -> Vec<Output> {
+        let session = self.peers.get(&peer).and_then(|peer| peer.sessions.get(&database)).copied();
+        let busy = self.takes_snapshot(&database) || self.snapshots.writing.contains_key(&database);
+        match session {
+            None => self.out.push(Output::Repaired(database, Err(RepairFailure::NotConnected))),
+            Some(_) if busy => self.out.push(Output::Repaired(database, Err(RepairFailure::Busy))),
+            Some(session) => {
+                // What is staged is not what is wanted now.
+                self.snapshots.staged.remove(&database);
+                self.snapshots.repairs.insert(database, purpose);
+                self.want_snapshot(session);
+            }
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Ends a repair; `false` when what was received was none.
+    fn repaired(&mut self, database: DatabaseId, outcome: Result<(), RepairFailure>) -> bool {
+        if self.snapshots.repairs.remove(&database).is_none() {
+            return false;
+        }
+        self.snapshots.staged.remove(&database);
+        self.out.push(Output::Repaired(database, outcome));
+        true
+    }
+
     /// By the last comparison the peer has dropped history that is lacking here.
     pub(super) fn below_floor(&mut self, session: SessionId) {
         let Some(of) = self.sessions.get(&session) else { return };
@@ -298,9 +338,7 @@ impl SyncMachine {
         // Whoever sent what is staged may come back.
         let other = self.snapshots.staged.contains_key(&database)
             && self.snapshots.joining_from.get(&database).is_some_and(|(from, _)| *from != peer);
-        if let Some((_, until)) = self.snapshots.failed.get(&database).filter(|(_, until)| *until > self.now) {
-            self.snapshots.due.insert(database, *until);
-        } else if self.snapshots.writing.contains_key(&database) {
+        if self.snapshots.writing.contains_key(&database) {
             self.snapshots.due.insert(database, self.now);
         } else if other {
             self.snapshots.due.entry(database).or_insert(self.now + SNAPSHOT_PATIENCE);
@@ -340,7 +378,8 @@ impl SyncMachine {
         self.snapshots.joining_from.insert(database, (peer, head.id));
         if index == 0 {
             self.snapshots.staged.insert(database, Resume { id: head.id, index: 0, at: Bytes::new() });
-            receiving.queue.push_back(SnapshotWrite::Begin { head: bytes });
+            let purpose = self.snapshots.repairs.get(&database).copied().unwrap_or_default();
+            receiving.queue.push_back(SnapshotWrite::Begin { head: purpose.wrap(bytes) });
             self.stage_next(database);
         }
     }
@@ -385,6 +424,7 @@ impl SyncMachine {
         let Some(written) = written else {
             self.snapshots.receiving.remove(&database);
             self.snapshots.staged.remove(&database);
+            self.repaired(database, Err(RepairFailure::Unable));
             if let Some(peer) = peer {
                 self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unwanted });
             }
@@ -419,26 +459,26 @@ impl SyncMachine {
         }
         let from = self.snapshots.joining_from.remove(&database);
         let session = from.and_then(|(peer, _)| self.peers.get(&peer)?.sessions.get(&database).copied());
-        if *outcome != SnapshotOutcome::Failed {
-            self.snapshots.failed.remove(&database);
-        }
         match outcome {
             SnapshotOutcome::Joined => {
                 if let (Some((peer, id)), Some(_)) = (from, session) {
                     self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Joined });
                 }
+                self.repaired(database, Ok(()));
+            }
+            SnapshotOutcome::Lacking { dot } => {
+                if let (Some((peer, id)), Some(_)) = (from, session) {
+                    self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unwanted });
+                }
+                self.repaired(database, Err(RepairFailure::Lacking(*dot)));
             }
             SnapshotOutcome::Invalid { cause } => {
+                self.repaired(database, Err(RepairFailure::Invalid(cause.clone())));
                 if let Some((peer, _)) = from {
                     self.bad_snapshot(peer, database, cause.clone());
                 }
             }
-            SnapshotOutcome::Failed => {
-                // A disk that cannot read a row will not read it at the next join either.
-                let failures = self.snapshots.failed.get(&database).map_or(0, |(failures, _)| *failures);
-                let pause = SNAPSHOT_PATIENCE.saturating_mul(1 << failures.min(16)).min(MAX_SYNC_GAP);
-                self.snapshots.failed.insert(database, (failures + 1, self.now + pause));
-            }
+            SnapshotOutcome::Failed => drop(self.repaired(database, Err(RepairFailure::Unable))),
         }
         // Whatever is lacking now is found by comparing; what was not joined is asked of whoever comes next.
         let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
@@ -462,8 +502,13 @@ impl SyncMachine {
                 let ours = self.snapshots.receiving.get(&database);
                 if ours.is_some_and(|one| one.session == session && one.id.is_none_or(|ours| ours == id)) {
                     self.snapshots.receiving.remove(&database);
+                    let busy = reason == EndReason::Busy;
+                    let failure = if busy { RepairFailure::PeerBusy } else { RepairFailure::PeerUnable };
+                    if self.repaired(database, Err(failure)) {
+                        return;
+                    }
                     // Who cannot read is asked again after the next comparison, which backs off.
-                    if reason == EndReason::Busy {
+                    if busy {
                         self.snapshots.due.insert(database, self.now + SNAPSHOT_PATIENCE);
                     }
                 }
@@ -485,7 +530,9 @@ impl SyncMachine {
     pub(super) fn snapshot_session_ended(&mut self, session: SessionId, peer: PeerId, database: DatabaseId) {
         if self.snapshots.receiving.get(&database).is_some_and(|one| one.session == session) {
             self.snapshots.receiving.remove(&database);
-            self.snapshots.due.insert(database, self.now + SNAPSHOT_PATIENCE);
+            if !self.repaired(database, Err(RepairFailure::NotConnected)) {
+                self.snapshots.due.insert(database, self.now + SNAPSHOT_PATIENCE);
+            }
         }
         let serving = self.snapshots.serving.values_mut();
         for serving in serving.filter(|serving| serving.peer == peer && serving.database == database) {
@@ -501,12 +548,12 @@ impl SyncMachine {
         for id in gone {
             self.stop_serving(id);
         }
+        self.repaired(database, Err(RepairFailure::Unable));
         self.snapshots.receiving.remove(&database);
         self.snapshots.staged.remove(&database);
         self.snapshots.joining.remove(&database);
         self.snapshots.joining_from.remove(&database);
         self.snapshots.due.remove(&database);
-        self.snapshots.failed.remove(&database);
     }
 
     pub(super) fn snapshot_tick(&mut self) {
@@ -521,7 +568,9 @@ impl SyncMachine {
             stalled.map(|(database, one)| (*database, one.peer, one.id)).collect();
         for (database, peer, id) in stalled {
             self.snapshots.receiving.remove(&database);
-            self.snapshots.due.insert(database, now);
+            if !self.repaired(database, Err(RepairFailure::PeerUnable)) {
+                self.snapshots.due.insert(database, now);
+            }
             if let Some(id) = id {
                 self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Unwanted });
             }
@@ -534,10 +583,6 @@ impl SyncMachine {
             }
             self.snapshots.due.remove(&database);
             if self.takes_snapshot(&database) {
-                continue;
-            }
-            if let Some((_, until)) = self.snapshots.failed.get(&database).filter(|(_, until)| *until > now) {
-                self.snapshots.due.insert(database, *until);
                 continue;
             }
             // The nearest peer that has one; if there is none now, the next comparison finds one.
@@ -554,6 +599,7 @@ impl SyncMachine {
     }
 
     fn bad_snapshot(&mut self, peer: PeerId, database: DatabaseId, cause: String) {
+        self.repaired(database, Err(RepairFailure::Invalid(cause.clone())));
         self.snapshots.receiving.remove(&database);
         self.misbehaved(peer, Misbehaviour::Snapshot(cause));
     }

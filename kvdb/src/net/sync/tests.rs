@@ -1,6 +1,8 @@
+mod admission;
 mod floors;
 mod hostile;
 mod ranges;
+mod repairs;
 mod snapshots;
 
 use std::collections::VecDeque;
@@ -11,7 +13,7 @@ use crdt::{PendingLimits, Source, Store as _, View as _};
 use quickcheck::quickcheck;
 
 use super::*;
-use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_HAVE_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
+use crate::net::limits::{MAX_FRAME_BYTES, MAX_FRAME_ENTRIES, MAX_SYNC_GAP, PEER_QUEUE_BYTES};
 use crate::net::port::{PlainView, StandingView as _, read_view};
 use crate::net::ranges::read_range;
 use crate::net::testing::{ToyEngine, database};
@@ -49,6 +51,7 @@ struct Node {
     jobs: Vec<Job>,
     reports: Vec<Report>,
     cut: Vec<(PeerId, DisconnectReason)>,
+    repairs: Vec<Result<(), RepairFailure>>,
     sent: BTreeMap<&'static str, usize>,
     most_queued: usize,
     /// The databases of the frames with blocks, as sent.
@@ -78,6 +81,7 @@ impl World {
             jobs: Vec::new(),
             reports: Vec::new(),
             cut: Vec::new(),
+            repairs: Vec::new(),
             sent: BTreeMap::new(),
             most_queued: 0,
             order: Vec::new(),
@@ -141,6 +145,7 @@ impl World {
                 Output::CloseView(id) => assert!(self.nodes[n].views.remove(&id).is_some(), "a view that is not open"),
                 Output::Stage { database, id, write } => self.nodes[n].jobs.push(Job::Stage(database, id, write)),
                 Output::ReadRange { reader, database, task } => self.nodes[n].jobs.push(Job::Range(reader, database, task)),
+                Output::Repaired(_, outcome) => self.nodes[n].repairs.push(outcome),
                 Output::Disconnect(peer, reason) => self.nodes[n].cut.push((peer, reason)),
                 Output::Report(Report::SnapshotBegun(..)) => self.nodes[n].begun += 1,
                 Output::Report(report) => self.nodes[n].reports.push(report),
@@ -526,6 +531,8 @@ fn d18_blocks_that_cannot_merge_are_asked_for_without_any_write() {
     let db = database("d");
     (0..2).for_each(|n| world.open(n, db));
     world.connect(0, 1);
+    // So that the writer is known.
+    world.put(0, db, "/first", 1);
     world.settle();
     // Thirty blocks whose feed is lost, by pretending that they are on their way; then one that arrives.
     for i in 0..30 {

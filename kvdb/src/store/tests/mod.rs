@@ -2,6 +2,7 @@
 
 mod contract;
 mod damage;
+mod migrate;
 mod open;
 mod reads;
 mod removal;

@@ -3,12 +3,12 @@
 use super::*;
 use crate::net::wire::HaveKind;
 
-fn hello() -> Frame {
+pub(super) fn hello() -> Frame {
     Frame::Hello(Hello { version: 1, features: 0, max_frame_bytes: MAX_FRAME_BYTES as u64, credit_bytes: 262_144 })
 }
 
 /// A node with one database of one block, and a peer that says what the test says.
-fn against(frames: Vec<Frame>) -> World {
+pub(super) fn against(frames: Vec<Frame>) -> World {
     let mut world = World::of(2);
     let db = database("d");
     world.open(0, db);
@@ -40,26 +40,15 @@ fn opening_and_closing_for_ever_costs_one_read_at_a_time() {
 }
 
 #[test]
-fn acknowledging_more_writers_than_there_may_be_ends_the_stream() {
-    let db = database("d");
-    let ack = |part: usize| {
-        let entry = |n: usize| (ReplicaId((n as u128).to_be_bytes()), 1);
-        let first = part * MAX_FRAME_ENTRIES;
-        Frame::Ack { database: db, consumed: 0, durable: (first..first + MAX_FRAME_ENTRIES).map(entry).collect() }
-    };
-    let frames = [hello(), Frame::Open(db)].into_iter().chain((0..=MAX_HAVE_ENTRIES / MAX_FRAME_ENTRIES).map(ack)).collect();
-    let world = against(frames);
-    let ended = world.nodes[0].cut.last();
-    assert!(matches!(ended, Some((_, DisconnectReason::Limit { what: "the number of acknowledged entries", .. }))), "{ended:?}");
-}
-
-#[test]
 fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
     let (db, other) = (database("d"), database("other"));
     let summary = Summary { vv_hash: [1; 32], count: 1, heads_hash: [1; 32], digest: crdt::Digest(1) };
     let version = Frame::Hello(Hello { version: 2, features: 0, max_frame_bytes: 1, credit_bytes: 1 });
     let small = Frame::Hello(Hello { version: 1, features: 0, max_frame_bytes: 1, credit_bytes: 1 });
-    let many = Summary { count: MAX_HAVE_ENTRIES as u64 + 1, ..summary };
+    let list = |n: u8| {
+        let entries = vec![HaveEntry { replica: ReplicaId([n; 16]), seq: 1, floor: 0 }];
+        Frame::HaveList { database: db, entries, last: false }
+    };
     let ack = |consumed, seq| Frame::Ack { database: db, consumed, durable: vec![(ReplicaId([1; 16]), seq)] };
     let block = |name: &str, len: usize| {
         let mut engine = ToyEngine::new(9);
@@ -70,11 +59,6 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
     let have = |summary| Frame::Have { database: db, kind: HaveKind::Question, summary };
     let unasked = Frame::Have { database: db, kind: HaveKind::Answer, summary };
     let misbehaved = DisconnectReason::Misbehaved;
-    let limit = DisconnectReason::Limit {
-        what: "the number of version vector entries",
-        value: MAX_HAVE_ENTRIES as u64 + 1,
-        limit: MAX_HAVE_ENTRIES as u64,
-    };
     let what = "the largest frame in bytes";
     let frame = DisconnectReason::Limit { what, value: 1, limit: MAX_FRAME_BYTES as u64 };
     let answers = |n| std::iter::repeat_n(unasked.clone(), n);
@@ -92,7 +76,7 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_told_why() {
         ),
         (vec![hello(), Frame::Open(db), ack(0, 5), ack(0, 4)], misbehaved(Misbehaviour::Ack)),
         (vec![hello(), Frame::Open(db), ack(1, 5)], misbehaved(Misbehaviour::Ack)),
-        (vec![hello(), Frame::Open(db), have(many)], limit),
+        (vec![hello(), Frame::Open(db), list(2), list(2)], misbehaved(Misbehaviour::Order)),
         (
             [hello(), Frame::Open(db)].into_iter().chain(std::iter::repeat_n(have(summary), 21)).collect(),
             misbehaved(Misbehaviour::Questions),
