@@ -56,7 +56,7 @@ pub(super) enum Command {
     Verify(VerifyArgs),
     /// Drop a database with all its data: on this node, or in its fleet
     Drop(DropArgs),
-    /// Make, list or move databases
+    /// Make, list, change, drop or move databases
     #[command(visible_alias = "database")]
     Db(DbArgs),
     /// Show all databases of the node, or of its fleet: open or closed, keys, digest, id
@@ -69,8 +69,6 @@ pub(super) enum Command {
     Claims(ClaimsArgs),
     /// Let a member hold nothing any more: its databases move to others
     Drain(DrainArgs),
-    /// Make, change or drop a database of a fleet
-    Database(DatabaseArgs),
     /// Wait until the node has a write, or until several nodes have it on disk, and name these
     #[command(after_help = WAIT_HELP)]
     Wait(WaitArgs),
@@ -460,38 +458,6 @@ pub(super) struct DrainArgs {
 }
 
 #[derive(Args)]
-pub(super) struct DatabaseArgs {
-    #[command(subcommand)]
-    pub(super) command: DatabaseCommand,
-}
-
-#[derive(Subcommand)]
-pub(super) enum DatabaseCommand {
-    /// Make a database, unless it is there
-    Create {
-        name: DatabaseName,
-        /// How many members hold it, 1 to 5 [default: as the node is configured]
-        #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
-        holders: Option<u8>,
-        /// When writes that do not say it are answered: require(k), prefer(k) or local [default: require of all holders]
-        #[arg(long)]
-        durability: Option<String>,
-        #[command(flatten)]
-        server: ServerArgs,
-    },
-    /// Give a database another number of holders, while it is in use
-    Holders {
-        name: DatabaseName,
-        #[arg(value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
-        holders: u8,
-        #[command(flatten)]
-        server: ServerArgs,
-    },
-    /// Drop a database with all its data
-    Drop(DropArgs),
-}
-
-#[derive(Args)]
 pub(super) struct PeersArgs {
     /// Connect to this peer first
     #[arg(long, value_name = "MULTIADDR")]
@@ -558,9 +524,25 @@ pub(super) enum DbCommand {
     /// Make a database, unless it is there
     Create {
         name: DatabaseName,
+        /// In a fleet: how many members hold it, 1 to 5 [default: as the node is configured]
+        #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
+        holders: Option<u8>,
+        /// In a fleet: when writes that do not say it are answered: require(k), prefer(k) or local [default: require of all holders]
+        #[arg(long)]
+        durability: Option<String>,
         #[command(flatten)]
         server: ServerArgs,
     },
+    /// Give a database of a fleet another number of holders, while it is in use
+    Holders {
+        name: DatabaseName,
+        #[arg(value_name = "K", value_parser = clap::value_parser!(u8).range(1..))]
+        holders: u8,
+        #[command(flatten)]
+        server: ServerArgs,
+    },
+    /// Drop a database with all its data
+    Drop(DropArgs),
     /// List the databases
     List(ShowArgs),
     /// Move a database to another data directory of a node that does not run

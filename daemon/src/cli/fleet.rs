@@ -1,12 +1,13 @@
-//! `members`, `placement`, `claims`, `drain`, `database`.
+//! `members`, `placement`, `claims`, `drain`; databases of a fleet.
 
-use serde_json::{Value, json};
+use kvdb::DatabaseName;
+use serde_json::{Map, Value, json};
 use ureq::http::Method;
 
-use super::args::{ClaimsArgs, DatabaseArgs, DatabaseCommand, DrainArgs, MembersArgs, MembersCommand, PlacementArgs};
+use super::args::{ClaimsArgs, DrainArgs, MembersArgs, MembersCommand, PlacementArgs, ServerArgs};
 use super::client::{Client, encode, read_json};
 use super::failure::Failure;
-use super::node::{drop_database, items, make_database, pages, print, word};
+use super::node::{items, pages, print, word};
 
 /// `kvdb members`
 pub(super) fn members(args: &MembersArgs) -> Result<(), Failure> {
@@ -80,22 +81,32 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), Failure> {
     print(&format!("member {} {what}", word(&answer, "peer_id")))
 }
 
-/// `kvdb database`
-pub(super) fn database(args: &DatabaseArgs) -> Result<(), Failure> {
-    match &args.command {
-        DatabaseCommand::Create { name, holders, durability, server } => {
-            let mut settings = serde_json::Map::new();
-            settings.extend(holders.map(|holders| ("holders".to_owned(), json!(holders))));
-            settings.extend(durability.as_ref().map(|word| ("durability".to_owned(), json!(word))));
-            make_database(name, &settings, server)
-        }
-        DatabaseCommand::Holders { name, holders, server } => {
-            let body = json!({ "holders": holders }).to_string();
-            let client = Client::new(server)?;
-            let sent = client.send(Method::PATCH, &format!("/v1/databases/{name}"), "application/json", body.as_bytes())?;
-            let answer: Value = read_json(sent, false)?;
-            print(&format!("database {name} is to have {} holders", word(&answer, "holders")))
-        }
-        DatabaseCommand::Drop(args) => drop_database(args),
-    }
+/// `kvdb db create`
+pub(super) fn create(
+    name: &DatabaseName,
+    holders: Option<u8>,
+    durability: Option<&str>,
+    server: &ServerArgs,
+) -> Result<(), Failure> {
+    let mut settings = Map::new();
+    settings.extend(holders.map(|holders| ("holders".to_owned(), json!(holders))));
+    settings.extend(durability.map(|word| ("durability".to_owned(), json!(word))));
+    // A node that is in no fleet takes no settings.
+    let body = if settings.is_empty() { String::new() } else { json!(settings).to_string() };
+    let kind = if body.is_empty() { "" } else { "application/json" };
+    let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), kind, body.as_bytes())?;
+    let new = response.status().as_u16() == 201;
+    let answer: Value = read_json(response, false)?;
+    let what = if new { "made" } else { "there already" };
+    let holders = answer.get("holders").map(|holders| format!(", holders {holders}")).unwrap_or_default();
+    print(&format!("database {name} {what}, id {}{holders}", word(&answer, "id")))
+}
+
+/// `kvdb db holders`
+pub(super) fn change_holders(name: &DatabaseName, holders: u8, server: &ServerArgs) -> Result<(), Failure> {
+    let body = json!({ "holders": holders }).to_string();
+    let path = format!("/v1/databases/{name}");
+    let sent = Client::new(server)?.send(Method::PATCH, &path, "application/json", body.as_bytes())?;
+    let answer: Value = read_json(sent, false)?;
+    print(&format!("database {name} is to have {} holders", word(&answer, "holders")))
 }

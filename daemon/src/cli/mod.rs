@@ -65,7 +65,6 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Placement(args) => fleet::placement(&args),
         Command::Claims(args) => fleet::claims(&args),
         Command::Drain(args) => fleet::drain(&args),
-        Command::Database(args) => fleet::database(&args),
         Command::Wait(args) => node::wait(&args),
         Command::Import(args) => transfer::import(&args),
         Command::Export(args) => transfer::export(&args),
@@ -85,4 +84,24 @@ fn first_paragraph(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let text = lines.collect::<Vec<_>>().join(" ");
     text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn no_two_commands_have_one_name() {
+        fn check(command: &clap::Command) {
+            let names = command.get_subcommands().flat_map(|sub| std::iter::once(sub.get_name()).chain(sub.get_all_aliases()));
+            let names: Vec<&str> = names.collect();
+            assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len(), "{names:?}");
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
 }

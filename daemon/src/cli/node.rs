@@ -2,13 +2,13 @@
 
 use std::io::Write as _;
 
-use kvdb::DatabaseName;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ServerArgs, ShowArgs, WaitArgs};
+use super::args::{DbArgs, DbCommand, DropArgs, PeersArgs, ShowArgs, WaitArgs};
 use super::client::{Client, DatabaseClient, encode, read_json};
 use super::failure::Failure;
+use super::fleet;
 
 /// `kvdb status`
 pub(super) fn status(args: &ShowArgs) -> Result<(), Failure> {
@@ -71,7 +71,9 @@ pub(super) fn peers(args: &PeersArgs) -> Result<(), Failure> {
 /// `kvdb db`
 pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
     match &args.command {
-        DbCommand::Create { name, server } => make_database(name, &Map::new(), server),
+        DbCommand::Create { name, holders, durability, server } => fleet::create(name, *holders, durability.as_deref(), server),
+        DbCommand::Holders { name, holders, server } => fleet::change_holders(name, *holders, server),
+        DbCommand::Drop(args) => drop_database(args),
         DbCommand::List(args) => {
             let all = catalogue(&Client::new(&args.server)?)?;
             let names = || all.iter().map(|database| word(database, "name") + "\n").collect::<String>();
@@ -79,19 +81,6 @@ pub(super) fn db(args: &DbArgs) -> Result<(), Failure> {
         }
         DbCommand::Move(args) => super::offline::move_database(args),
     }
-}
-
-/// Makes a database, in a fleet with these settings.
-pub(super) fn make_database(name: &DatabaseName, settings: &Map<String, Value>, server: &ServerArgs) -> Result<(), Failure> {
-    // A node that is in no fleet takes no settings.
-    let body = if settings.is_empty() { String::new() } else { json!(settings).to_string() };
-    let kind = if body.is_empty() { "" } else { "application/json" };
-    let response = Client::new(server)?.send(Method::PUT, &format!("/v1/databases/{name}"), kind, body.as_bytes())?;
-    let new = response.status().as_u16() == 201;
-    let answer: Value = read_json(response, false)?;
-    let what = if new { "made" } else { "there already" };
-    let holders = answer.get("holders").map(|holders| format!(", holders {holders}")).unwrap_or_default();
-    print(&format!("database {name} {what}, id {}{holders}", word(&answer, "id")))
 }
 
 /// `kvdb drop`
