@@ -44,6 +44,12 @@ pub enum OpenError {
         /// The file that knows of it.
         notes: PathBuf,
     },
+    /// A restore into the directory has not ended.
+    #[error("a backup was being restored into {directory:?}, and did not end; restore it again")]
+    Unfinished {
+        /// The directory.
+        directory: PathBuf,
+    },
     /// One directory is configured twice.
     #[error("the data directory {path:?} is given twice")]
     SameDirectory {

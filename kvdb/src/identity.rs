@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use libp2p::identity::{KeyType, Keypair};
 
@@ -12,9 +12,14 @@ const FILE: &str = "identity.key";
 /// Longest identity file that is read.
 const MAX_BYTES: u64 = 1024;
 
+/// Where the identity of a data directory is.
+pub(crate) fn path(data_dir: &Path) -> PathBuf {
+    data_dir.join(FILE)
+}
+
 /// Reads the identity of a data directory, or makes one and has it on disk before it is used.
 pub(crate) fn load_or_create(data_dir: &Path) -> Result<Keypair, OpenError> {
-    let path = data_dir.join(FILE);
+    let path = path(data_dir);
     let bad = |reason: String| OpenError::Identity { path: path.clone(), reason };
     match File::open(&path) {
         Ok(file) => {

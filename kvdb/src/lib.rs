@@ -19,6 +19,7 @@
 #![deny(missing_docs)]
 
 mod backend;
+pub mod backup;
 pub mod batch;
 mod clock;
 pub mod compact;
@@ -43,6 +44,7 @@ mod upkeep;
 pub mod verify;
 pub mod watch;
 
+pub use backup::{BackupError, BackupInfo, BackupOptions, BackupProgress};
 pub use batch::{Batch, Op};
 pub use compact::{CompactError, CompactOptions, CompactProgress, Compacted};
 pub use crdt::{

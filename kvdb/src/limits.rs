@@ -115,6 +115,12 @@ pub const DROP_PIECE_RECORDS: usize = 1_024;
 /// Generations of a dropped name that peers are told of; of older ones nobody speaks any more.
 pub const MAX_DROPPED_GENERATIONS: u64 = 16;
 
+/// Bytes of a backup that are copied in one piece.
+pub const BACKUP_PIECE_BYTES: usize = 1 << 20;
+/// Bytes at the end of a file by which a backup knows it again.
+pub const BACKUP_TAIL_BYTES: u64 = 64 << 10;
+/// Backups that are kept in a directory, by default.
+pub const BACKUPS_KEPT: usize = 7;
 /// Most data directories of one node.
 pub const MAX_SHARDS: usize = 16;
 /// Bytes of live data and history that count as one step when the least loaded data directory is looked for.

@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     /// Ends with the node.
     upkeep: AbortHandle,
     pub(crate) streams: Arc<Semaphore>,
+    /// Held while a backup is made.
+    pub(crate) backup: std::sync::Mutex<()>,
     pub(crate) watchers: Arc<Semaphore>,
 }
 
@@ -226,6 +228,7 @@ impl Node {
             history_full: Arc::new(Notify::new()),
             upkeep,
             streams: Arc::new(streams),
+            backup: std::sync::Mutex::new(()),
             watchers: Arc::new(watchers),
         });
         crate::compact::schedule(&node);
@@ -235,6 +238,10 @@ impl Node {
         // What a crash has left.
         remove_dropped(&node);
         Ok(Self(node))
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0
     }
 
     /// What this node signs with, for what is built on top of it.

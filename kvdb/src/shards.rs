@@ -23,7 +23,8 @@ use crate::node::{DatabaseInfo, ShardStatus};
 use crate::store::{DatabaseRecord, DiskUse, RocksStore, StoreError, StoreId};
 
 pub use moving::{MoveError, MoveStep, Moved, move_database};
-pub(crate) use open::Stores;
+pub(crate) use notes::{escape, unescape};
+pub(crate) use open::{Stores, store_path};
 
 use notes::{Noted, Notes, Place};
 
@@ -93,6 +94,11 @@ impl Shard {
 }
 
 impl Shards {
+    /// The first data directory, which has the identity.
+    pub(crate) fn home(&self) -> &Path {
+        &self.home
+    }
+
     pub(crate) fn all(&self) -> &[Arc<Shard>] {
         &self.open
     }

@@ -64,7 +64,7 @@ impl Noted {
     fn read(&mut self, line: &str) -> Option<()> {
         let (word, rest) = line.split_once(' ')?;
         let (id, rest) = rest.split_once(' ')?;
-        let store = unhex(id)?;
+        let store = StoreId::parse(id)?;
         if word == "store" {
             self.stores.push((store, unescape(rest)?));
             return Some(());
@@ -86,17 +86,13 @@ fn line(name: &DatabaseName, place: &Place) -> String {
     format!("{word} {} {} {name}\n", place.store, place.generation)
 }
 
-fn unhex(text: &str) -> Option<StoreId> {
-    let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
-    Some(StoreId(number.to_be_bytes()))
-}
-
 /// A path on one line. What is not UTF-8 in it is lost, and such a directory is then taken for a new one.
-fn escape(path: &Path) -> String {
+pub(crate) fn escape(path: &Path) -> String {
     path.to_string_lossy().replace('\\', "\\\\").replace('\n', "\\n")
 }
 
-fn unescape(text: &str) -> Option<PathBuf> {
+/// Reads what [`escape`] wrote.
+pub(crate) fn unescape(text: &str) -> Option<PathBuf> {
     let mut path = String::new();
     let mut letters = text.chars();
     while let Some(letter) = letters.next() {

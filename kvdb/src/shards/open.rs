@@ -10,6 +10,7 @@ use super::moving::finish;
 use super::notes::{self, Noted, Notes};
 use super::{Lost, Shard, Shards};
 use crate::backend::StoreSlot;
+use crate::backup::{self, RESTORING};
 use crate::engine::EngineHandle;
 use crate::error::OpenError;
 use crate::limits::MAX_SHARDS;
@@ -117,11 +118,16 @@ fn may_heal(error: &OpenError) -> bool {
 
 fn open_one(directory: &Path, expected: bool, options: &StoreOptions) -> Result<RocksStore, OpenError> {
     let path = store_path(directory);
+    if directory.join(RESTORING).exists() {
+        return Err(OpenError::Unfinished { directory: directory.to_owned() });
+    }
     if expected && !RocksStore::is_in(&path)? {
         return Err(OpenError::NoStore { directory: directory.to_owned() });
     }
     std::fs::create_dir_all(directory).map_err(|source| OpenError::Directory { path: directory.to_owned(), source })?;
-    Ok(RocksStore::open(&path, options)?)
+    let store = RocksStore::open(&path, options)?;
+    backup::clean(directory);
+    Ok(store)
 }
 
 /// Faults that can be seen without opening anything.

@@ -11,6 +11,14 @@ use super::rocks::Inner;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreId(pub [u8; 16]);
 
+impl StoreId {
+    /// Reads what `Display` writes.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
+        Some(Self(number.to_be_bytes()))
+    }
+}
+
 impl std::fmt::Display for StoreId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:032x}", u128::from_be_bytes(self.0))

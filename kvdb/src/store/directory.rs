@@ -21,6 +21,8 @@ pub(super) enum Stage {
     Creating,
     /// Its files are all there; when they are gone, that is an error.
     Ready,
+    /// As `Ready`, from a backup: another copy, which needs an id of its own before it is used.
+    Restored,
 }
 
 impl Stage {
@@ -28,6 +30,7 @@ impl Stage {
         match self {
             Self::Creating => "creating",
             Self::Ready => "ready",
+            Self::Restored => "restored",
         }
     }
 }
@@ -82,22 +85,27 @@ impl Directory {
 
     /// Writes the format file whole or not at all.
     pub(super) fn set_format(&self, format: u32, stage: Stage) -> Result<(), StoreOpenError> {
-        let write = || -> io::Result<()> {
-            let draft = self.path.join(FORMAT_DRAFT);
-            let mut file = File::create(&draft)?;
-            writeln!(file, "{MAGIC} {format} {}", stage.name())?;
-            file.sync_all()?;
-            fs::rename(&draft, self.path.join(FORMAT_FILE))?;
-            File::open(&self.path)?.sync_all()
-        };
-        write().map_err(|source| StoreOpenError::Directory { path: self.path.clone(), source })
+        write_format(&self.path, format, stage)
     }
+}
+
+/// Writes the format file of a directory, whole or not at all.
+pub(super) fn write_format(path: &Path, format: u32, stage: Stage) -> Result<(), StoreOpenError> {
+    let write = || -> io::Result<()> {
+        let draft = path.join(FORMAT_DRAFT);
+        let mut file = File::create(&draft)?;
+        writeln!(file, "{MAGIC} {format} {}", stage.name())?;
+        file.sync_all()?;
+        fs::rename(&draft, path.join(FORMAT_FILE))?;
+        File::open(path)?.sync_all()
+    };
+    write().map_err(|source| StoreOpenError::Directory { path: path.to_owned(), source })
 }
 
 /// Whether a directory has a store that was finished; nothing is made or changed.
 pub(super) fn holds_store(path: &Path) -> Result<bool, StoreOpenError> {
     if path.try_exists().map_err(|source| StoreOpenError::Directory { path: path.to_owned(), source })? {
-        return Ok(check(path)?.is_some_and(|(_, stage)| stage == Stage::Ready));
+        return Ok(check(path)?.is_some_and(|(_, stage)| stage != Stage::Creating));
     }
     Ok(false)
 }
@@ -126,6 +134,7 @@ fn check(path: &Path) -> Result<Option<(u32, Stage)>, StoreOpenError> {
         return Err(StoreOpenError::NewerFormat { path: path.to_owned(), found, known: STORE_FORMAT });
     }
     let stage = words.next().ok_or_else(foreign)?;
-    let stage = [Stage::Creating, Stage::Ready].into_iter().find(|known| known.name() == stage).ok_or_else(foreign)?;
+    let stages = [Stage::Creating, Stage::Ready, Stage::Restored];
+    let stage = stages.into_iter().find(|known| known.name() == stage).ok_or_else(foreign)?;
     Ok(Some((found, stage)))
 }

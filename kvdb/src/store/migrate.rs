@@ -33,12 +33,12 @@ pub(super) fn steps(path: &Path, found: u32, known: &'static [Migration]) -> Res
 ///
 /// # Errors
 /// When one fails: the store keeps the format that it has come to, and the next opening goes on from there.
-pub(super) fn migrate(inner: &Inner, directory: &Directory, steps: &[&Migration]) -> Result<(), StoreOpenError> {
+pub(super) fn migrate(inner: &Inner, directory: &Directory, steps: &[&Migration], stage: Stage) -> Result<(), StoreOpenError> {
     for step in steps {
         let failed = |source| StoreOpenError::Migration { path: directory.path().to_owned(), from: step.from, source };
         tracing::info!(from = step.from, to = step.from + 1, what = step.what, "bringing the store to a newer format");
         (step.run)(inner).and_then(|()| inner.sync()).map_err(failed)?;
-        directory.set_format(step.from + 1, Stage::Ready)?;
+        directory.set_format(step.from + 1, stage)?;
     }
     Ok(())
 }

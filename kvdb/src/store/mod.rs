@@ -4,6 +4,7 @@
 //! in it, `commit` and `view` the way in and out. Nothing outside this module knows RocksDB.
 
 mod catalog;
+mod checkpoint;
 mod commit;
 mod directory;
 mod error;
@@ -104,15 +105,15 @@ impl RocksStore {
         let steps = migrate::steps(path, format, migrations)?;
         let (rocks, lost) = open_rocks(path, options, stage)?;
         let inner = Inner::new(rocks);
-        migrate::migrate(&inner, &directory, &steps)?;
+        migrate::migrate(&inner, &directory, &steps, stage)?;
         let damaged = |source| StoreOpenError::Damaged { path: directory.path().to_owned(), source };
         let known = catalog::store_id(&inner).map_err(damaged)?;
         let id = match known {
-            Some(id) if lost.is_none() => id,
-            None if lost.is_none() && stage == Stage::Ready => {
+            Some(id) if lost.is_none() && stage != Stage::Restored => id,
+            None if lost.is_none() && stage != Stage::Creating => {
                 return Err(damaged(layout::Malformed("the store's own record is missing").at(Family::Catalog, &[])));
             }
-            // A store that lost writes is another one from now on: nobody may rely on what it once confirmed.
+            // A store that lost writes, or comes from a backup, is another one from now on: nobody may rely on what it once confirmed.
             _ => {
                 let id = StoreId(rand::random());
                 catalog::write_store(&inner, id).map_err(damaged)?;
@@ -121,7 +122,7 @@ impl RocksStore {
         };
         staging::clean(&inner, path).map_err(damaged)?;
         moving::clean(&inner).map_err(damaged)?;
-        if stage == Stage::Creating {
+        if stage != Stage::Ready {
             directory.set_stage(Stage::Ready)?;
         }
         let numbers = catalog::all(&inner)
@@ -351,7 +352,7 @@ impl Store for RocksStore {
 fn open_rocks(path: &Path, options: &StoreOptions, stage: Stage) -> Result<(Rocks, Option<String>), StoreOpenError> {
     let files = match stage {
         Stage::Creating => Files::Create,
-        Stage::Ready => Files::Expect,
+        Stage::Ready | Stage::Restored => Files::Expect,
     };
     let open = |mode, logs| {
         let mut database = options.database(files, logs);
