@@ -98,3 +98,6 @@ pub const FORWARD_SILENCE: Duration = Duration::from_secs(300);
 pub const CREATE_AGAIN: Duration = Duration::from_millis(500);
 /// How long a stop waits for the good-bye to the fleet.
 pub const FLEET_GOOD_BYE: Duration = Duration::from_secs(2);
+
+/// Most backups that may be kept in one directory.
+pub const MAX_BACKUPS_KEPT: u64 = 10_000;

@@ -98,6 +98,10 @@ pub enum Code {
     HistoryFull,
     /// It is in a data directory that could not be opened.
     DirectoryUnavailable,
+    /// Another backup is under way.
+    BackupBusy,
+    /// A backup could not be made; earlier ones are as they were.
+    BackupFailed,
     /// This node is in no fleet.
     NoFleet,
     /// There is no such member.
@@ -171,6 +175,8 @@ impl Code {
             Self::Repairing => (503, "The database is being repaired"),
             Self::DialFailed => (502, "The peer cannot be reached"),
             Self::Closed => (503, "Closed"),
+            Self::BackupBusy => (409, "Another backup is under way"),
+            Self::BackupFailed => (500, "The backup failed"),
             Self::DirectoryUnavailable => (503, "A data directory could not be opened"),
             Self::NotCaughtUp => (503, "Not caught up"),
             Self::Poisoned => (503, "The store refuses writes"),
@@ -215,6 +221,7 @@ impl Code {
             self,
             Self::BodyTimeout
                 | Self::QueueFull
+                | Self::BackupBusy
                 | Self::TooManyStreams
                 | Self::TooManyDatabases
                 | Self::TooManyWatchers

@@ -52,6 +52,12 @@ pub(super) enum Command {
     Peers(PeersArgs),
     /// Drop history that no node needs any more, and give its space back
     Compact(CompactArgs),
+    /// Back a running node up into a directory of its machine, or check the backups there
+    #[command(after_help = BACKUP_HELP)]
+    Backup(BackupArgs),
+    /// Make data directories from a backup
+    #[command(after_help = BACKUP_HELP)]
+    Restore(RestoreArgs),
     /// Look at everything that is stored, and name what is damaged; exit code 1 if anything is
     Verify(VerifyArgs),
     /// Drop a database with all its data: on this node, or in its fleet
@@ -94,6 +100,12 @@ A line is `put KEY DOT` or `delete KEY`; after the listing of --list comes `list
 Several changes of one key may become one line. When the connection breaks off the watch goes on from where it was; if the
 node no longer knows what happened since, it prints `reset` and lists again: forget what was shown before.
 What has expired is shown as deleted only once something else changes the key.";
+
+const BACKUP_HELP: &str = "\
+A backup copies only files that the last one in the directory has not. It holds the node's identity, a secret. Restored data
+directories are another copy: the node joins like one that was away, under an identity of its own unless --keep-identity.
+  kvdb backup /backups && kvdb backup verify /backups
+  kvdb restore /backups /var/lib/restored && kvdb run --data-dir /var/lib/restored --p2p-bootstrap ...";
 
 const WAIT_HELP: &str = "\
 Nodes are counted that are connected to this one, have the database open and say that they have the write on disk; this
@@ -547,6 +559,45 @@ pub(super) enum DbCommand {
     List(ShowArgs),
     /// Move a database to another data directory of a node that does not run
     Move(Box<MoveArgs>),
+}
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(super) struct BackupArgs {
+    #[command(subcommand)]
+    pub(super) command: Option<BackupCommand>,
+    /// The directory of backups, on the machine of the node; made if it is empty or not there
+    #[arg(required = true)]
+    pub(super) dir: Option<PathBuf>,
+    /// Backups that are kept in it, this one included [default: 7]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) keep: Option<u32>,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
+}
+
+#[derive(Subcommand)]
+pub(super) enum BackupCommand {
+    /// Check every file of every backup by its hash; exit code 1 if any is damaged
+    Verify {
+        /// The directory of backups
+        dir: PathBuf,
+    },
+}
+
+#[derive(Args)]
+pub(super) struct RestoreArgs {
+    /// The directory of backups
+    pub(super) backup: PathBuf,
+    /// Empty directories, one for each data directory of the node that was backed up, its first one first
+    #[arg(required = true, value_name = "DIR")]
+    pub(super) directories: Vec<PathBuf>,
+    /// Which backup [default: the last one]
+    #[arg(long, value_name = "N")]
+    pub(super) number: Option<u64>,
+    /// Restore the node's identity as well: only if that node is gone for good
+    #[arg(long)]
+    pub(super) keep_identity: bool,
 }
 
 #[derive(Args)]

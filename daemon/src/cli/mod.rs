@@ -4,6 +4,7 @@
 //! known. An error is one line on standard error.
 
 mod args;
+mod backup;
 mod batch;
 mod client;
 mod compact;
@@ -56,6 +57,8 @@ fn execute(command: Command) -> Result<(), Failure> {
         Command::Conflicts(args) => list::conflicts(&args),
         Command::Status(args) => node::status(&args),
         Command::Peers(args) => node::peers(&args),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Restore(args) => backup::restore(&args),
         Command::Compact(args) => compact::compact(&args),
         Command::Verify(args) => verify::verify(&args),
         Command::Drop(args) => node::drop_database(&args),

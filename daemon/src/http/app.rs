@@ -16,7 +16,7 @@ use super::fleet::{self, Asker, Member, Target};
 use super::guard::Guard;
 use super::metrics::Metrics;
 use super::route::{KeyMethod, Query, Route};
-use super::{batch, compact, database, keys, list, metrics, node, repair, watch};
+use super::{backup, batch, compact, database, keys, list, metrics, node, repair, watch};
 use crate::config::{FleetConfig, HttpConfig};
 use crate::problem::{Code, Problem};
 
@@ -163,6 +163,7 @@ impl App {
             (Route::Status, _) => node::status(self, call).await,
             (Route::Peers, _) => node::peers(self, call),
             (Route::Dial, _) => node::dial(self, call).await,
+            (Route::Backup, _) => backup::backup(self, call),
             (Route::Databases, _) => database::all(self, call).await,
             (Route::DropDatabase(name), _) => database::drop(self, &name, call).await,
             (Route::CreateDatabase(name), _) => database::create(self, &name, call).await,

@@ -37,13 +37,18 @@ pub(super) fn compact(database: Database, mut call: Call) -> Result<Response, Pr
             () = sender.closed() => {}
         }
     });
+    Ok(records(receiver))
+}
+
+/// Records as they come, one a line.
+pub(super) fn records(receiver: mpsc::Receiver<Bytes>) -> Response {
     let lines = futures::stream::unfold(receiver, |mut receiver| async {
         let line: Result<Bytes, std::io::Error> = Ok(receiver.recv().await?);
         Some((line, receiver))
     });
     let mut response = Response::new(Body::from_stream(lines));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    Ok(response)
+    response
 }
 
 fn step(progress: CompactProgress) -> Value {
@@ -60,7 +65,7 @@ fn outcome(done: &Compacted) -> Value {
     })
 }
 
-fn line(record: &Value) -> Bytes {
+pub(super) fn line(record: &Value) -> Bytes {
     Bytes::from(format!("{record}\n"))
 }
 

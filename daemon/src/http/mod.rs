@@ -1,6 +1,7 @@
 //! The HTTP interface.
 
 mod app;
+mod backup;
 mod batch;
 mod body;
 mod compact;

@@ -36,6 +36,8 @@ pub(super) enum Route {
     Claims,
     /// `POST /v1/fleet/drain`
     Drain,
+    /// `POST /v1/backup`
+    Backup,
     /// `GET /v1/databases`
     Databases,
     /// `GET /v1/databases/{db}`
@@ -98,6 +100,8 @@ impl Route {
             "/v1/peers" if method == Method::POST => return Ok(Self::Dial),
             "/v1/peers" if method != Method::GET => return Err(not_allowed(method, "GET, POST")),
             "/v1/peers" => return Ok(Self::Peers),
+            "/v1/backup" if method == Method::POST => return Ok(Self::Backup),
+            "/v1/backup" => return Err(not_allowed(method, "POST")),
             "/v1/databases" => return get(Self::Databases),
             _ => {}
         }
@@ -198,6 +202,7 @@ impl Route {
             Self::Placements | Self::Placement(_) => "placement",
             Self::Claims => "claims",
             Self::Drain => "drain",
+            Self::Backup => "backup",
             Self::Databases => "databases",
             Self::Database(_) => "database",
             Self::CreateDatabase(_) => "create_database",
@@ -230,6 +235,7 @@ impl Route {
             | Self::Verify(_)
             | Self::Repair(_)
             | Self::Dial
+            | Self::Backup
             | Self::Forget(_)
             | Self::Drain => Some(Scope::Admin),
             Self::Key(_, KeyMethod::Put | KeyMethod::Delete, _) | Self::Batch(_) => Some(Scope::Write),

@@ -110,7 +110,7 @@ pub(super) async fn dispatch(app: &App, member: &Member, route: Route, call: Cal
             let name = name.clone();
             read::read(app, member, &name, route, call, asker).await
         }
-        Route::Health | Route::Ready | Route::Metrics | Route::Status | Route::Peers | Route::Dial => {
+        Route::Health | Route::Ready | Route::Metrics | Route::Status | Route::Peers | Route::Dial | Route::Backup => {
             app.local(route, None, call).await
         }
     };
