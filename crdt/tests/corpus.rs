@@ -1,7 +1,8 @@
 //! What fuzzing has kept (`fuzz/corpus`), tried again by every run.
 
 use bytes::Bytes;
-use crdt::{Block, Key, Zip215};
+use crdt::snapshot::{Chunk, chunk_hash};
+use crdt::{Block, Cursor, DatabaseId, Key, SnapshotHead, Zip215};
 
 use super::walk::walk;
 
@@ -44,4 +45,22 @@ fn walks_from_fuzzing_end_equal() {
     for data in corpus("merge") {
         walk(&data);
     }
+}
+
+#[test]
+fn snapshots_from_fuzzing_have_one_encoding() {
+    let mut read = 0;
+    for data in corpus("snapshot") {
+        let bytes = Bytes::from(data);
+        if let Ok(head) = SnapshotHead::decode(bytes.clone()) {
+            assert_eq!(head.encode(), bytes);
+            read += 1;
+        }
+        if let Ok(place) = Cursor::decode(bytes.clone()) {
+            assert_eq!(place.encode(), bytes);
+            read += 1;
+        }
+        read += usize::from(Chunk::verify(&DatabaseId([7; 32]), chunk_hash(&bytes), bytes).is_ok());
+    }
+    assert!(read > 0, "nothing of it can be read");
 }

@@ -182,6 +182,34 @@ async fn bootstrap_peers_are_dialled_again_after_both_sides_were_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn c01_a_peer_that_is_not_allowed_any_more_is_gone_and_what_it_wrote_stays() {
+    let a = start(network()).await;
+    let address = a.node.listen_addresses().first().unwrap().clone();
+    let b = start(NetworkOptions { bootstrap: vec![address.clone()], ..network() }).await;
+    let kept = b.put("/before").await;
+    a.covers(kept).await;
+    let removed = b.node.peer_id();
+    let dir = a.close().await;
+    let friend = start(network()).await;
+    let allow = Some([friend.node.peer_id()].into());
+    let options = NetworkOptions { listen: vec![address.clone()], allow, ..network() };
+    let node = Node::open(NodeOptions::new(dir.path()).network(options)).await.unwrap();
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    // It dials again and again, and is not let in; others are.
+    let end = tokio::time::Instant::now() + PATIENCE;
+    while node.network_counters().get("incoming_failed").is_none() {
+        assert!(tokio::time::Instant::now() < end, "nobody was refused");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    b.put("/after").await;
+    friend.node.dial(node.listen_addresses().first().unwrap().clone()).await.unwrap();
+    friend.covers(db.put(&key("/friend"), "v").await.unwrap()).await;
+    assert!(node.peers().iter().all(|peer| peer.peer != removed));
+    assert_eq!(db.get(&key("/before")).unwrap().map(|entry| entry.dot), Some(kept));
+    assert!(db.get(&key("/after")).unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_network_key_and_an_allow_list_let_in_whom_they_name_only() {
     let secret = || Some(NetworkKey::from_hex(&"ab".repeat(32)).unwrap());
     let a = start(NetworkOptions { network_key: secret(), ..network() }).await;

@@ -162,7 +162,7 @@ async fn a07_list_then_follow_has_no_gap_and_nothing_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watchers_that_do_not_read_harm_nobody_and_find_everything_later() {
+async fn g11_watchers_that_do_not_read_harm_nobody_and_find_everything_later() {
     const PUTS: usize = 30_000;
     let dir = tempfile::tempdir().unwrap();
     let (node, db) = open(&dir).await;

@@ -455,6 +455,25 @@ mod tests {
         assert_eq!(raw.data_dir, Some(PathBuf::from("/etc/kvdb/data")));
     }
 
+    quickcheck::quickcheck! {
+        fn whatever_is_written_is_a_configuration_or_a_fault(at: usize, line: String, number: i64, cut: u16) -> bool {
+            let template = super::super::template(Path::new("/var/lib/kvdb"));
+            let mut lines: Vec<String> = template.lines().map(|line| line.trim_start_matches("# ").to_owned()).collect();
+            let at = at % lines.len();
+            let name = lines[at].split(" = ").next().unwrap_or_default().to_owned();
+            lines[at] = if number % 3 == 0 { line.clone() } else { format!("{name} = {number}") };
+            let mut text = lines.join("\n");
+            let end = usize::from(cut) % (2 * text.len());
+            text.truncate((0..=end.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+            for text in [text, line] {
+                if let Ok(raw) = Raw::parse(&text, Path::new("/nowhere")) {
+                    let _ = super::super::Config::resolve(raw);
+                }
+            }
+            true
+        }
+    }
+
     #[test]
     fn the_upper_layer_wins_and_lists_are_replaced() {
         let lower = Raw::parse("log = \"warn\"\ndatabases = [\"a\"]\n[p2p]\nnetwork_key_file = \"k\"\n", Path::new("")).unwrap();

@@ -396,6 +396,23 @@ mod tests {
         }
     }
 
+    quickcheck::quickcheck! {
+        fn no_path_and_no_query_makes_it_panic(path: String, query: String) -> bool {
+            for path in [path.clone(), format!("/v1/databases/{path}"), format!("/v1/databases/d/keys/{path}")] {
+                for method in [Method::GET, Method::PUT, Method::POST, Method::OPTIONS] {
+                    let _ = Route::find(&method, &path);
+                }
+            }
+            let _ = Query::parse(Some(&query));
+            true
+        }
+
+        fn whatever_is_encoded_is_decoded_to_the_same(key: String) -> bool {
+            let sent: String = key.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            decode(&sent).is_ok_and(|decoded| decoded == key)
+        }
+    }
+
     #[test]
     fn k07_the_path_is_decoded_once_and_never_cleaned() {
         for (sent, key) in [

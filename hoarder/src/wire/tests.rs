@@ -179,3 +179,23 @@ fn operations_and_answers_have_golden_bytes() {
         assert_eq!(Answer::decode(answer.encode()), Ok(answer));
     }
 }
+
+/// What fuzzing has kept, tried again by every run.
+#[test]
+fn what_fuzzing_has_kept_has_one_encoding() {
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap();
+    let mut read = 0;
+    for file in std::fs::read_dir(std::path::Path::new(&package).join("../fuzz/corpus/fleet")).unwrap() {
+        let bytes: Bytes = std::fs::read(file.unwrap().path()).unwrap().into();
+        for again in [
+            Frame::decode(bytes.clone()).ok().map(|frame| frame.encode()),
+            Beat::decode(bytes.clone()).ok().map(|beat| beat.encode()),
+            Operation::decode(bytes.clone()).ok().map(|operation| operation.encode()),
+            Answer::decode(bytes.clone()).ok().map(|answer| answer.encode()),
+        ] {
+            assert!(again.as_ref().is_none_or(|again| *again == bytes), "{bytes:?}");
+            read += usize::from(again.is_some());
+        }
+    }
+    assert!(read > 3, "nothing of it can be read");
+}

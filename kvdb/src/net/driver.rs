@@ -91,6 +91,7 @@ pub fn spawn<B: Backend, N: NewsSource>(
         machine,
         links: BTreeMap::new(),
         arriving: None,
+        early: BTreeMap::new(),
         views: BTreeMap::new(),
         dials: BTreeMap::new(),
         next_dial: 0,
@@ -126,6 +127,8 @@ pub(super) struct Driver<B: Backend> {
     links: BTreeMap<PeerId, Link>,
     /// The stream that the machine is being asked about.
     arriving: Option<Stream>,
+    /// Streams that were accepted before their connection was heard of.
+    early: BTreeMap<PeerId, Stream>,
     /// Views of snapshots on their way.
     views: BTreeMap<SnapshotId, Arc<B::View>>,
     /// Callers that wait for a dial.
@@ -438,12 +441,20 @@ impl<B: Backend> Driver<B> {
                 let outcome = outcome.map(|stream| self.arriving = Some(stream));
                 self.input(Input::StreamOpened(peer, outcome));
             }
+            Done::Incoming(peer, stream) if self.machine.is_connected(&peer) => self.accepted(peer, stream),
             Done::Incoming(peer, stream) => {
-                self.arriving = Some(stream);
-                self.input(Input::StreamAccepted(peer));
+                if self.early.len() < EVENT_QUEUE {
+                    self.early.insert(peer, stream);
+                }
             }
         }
         // A stream that the machine did not want.
+        self.arriving = None;
+    }
+
+    fn accepted(&mut self, peer: PeerId, stream: Stream) {
+        self.arriving = Some(stream);
+        self.input(Input::StreamAccepted(peer));
         self.arriving = None;
     }
 
@@ -452,9 +463,13 @@ impl<B: Backend> Driver<B> {
         match event {
             Event::Connected { peer, connection, address, outgoing, count } => {
                 self.input(Input::Connected { peer, connection, address, outgoing, count });
+                if let Some(stream) = self.early.remove(&peer) {
+                    self.accepted(peer, stream);
+                }
             }
             Event::Disconnected { peer, left, cause } => {
                 tracing::debug!(%peer, left, cause, "a connection is gone");
+                self.early.remove(&peer);
                 self.input(Input::Disconnected { peer, left });
             }
             Event::DialFailed { connection, ourself, cause } => {

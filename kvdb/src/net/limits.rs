@@ -111,8 +111,8 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_CONNECTIONS_PER_PEER: u32 = 2;
 /// Connections in all; bootstrap peers are exempt.
 pub const MAX_CONNECTIONS: u32 = 512;
-/// Connections being accepted at once.
-pub const MAX_PENDING_INCOMING: u32 = 64;
+/// Connections being accepted at once; when there are more, the oldest of the address with the most of them makes room.
+pub const MAX_PENDING_INCOMING: usize = 64;
 /// Connections being dialled at once.
 pub const MAX_PENDING_OUTGOING: u32 = 64;
 /// Longest wait until a bootstrap peer is dialled again; doubling from [`MIN_REDIAL`].

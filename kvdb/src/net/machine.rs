@@ -450,6 +450,12 @@ impl<R> NetMachine<R> {
         &self.sync
     }
 
+    /// Whether a connection with the peer stands.
+    #[must_use]
+    pub fn is_connected(&self, peer: &PeerId) -> bool {
+        self.book.is_connected(peer)
+    }
+
     /// The connected peers.
     pub fn connected_peers(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.book.connected_peers().map(|(peer, _)| *peer)

@@ -4,6 +4,7 @@ mod budget;
 mod driver;
 pub mod gossip;
 mod handle;
+mod handshakes;
 pub mod lanes;
 pub mod limits;
 pub mod local;

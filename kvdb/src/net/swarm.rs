@@ -18,9 +18,9 @@ use libp2p::{
 };
 use sha2::{Digest as _, Sha256};
 
+use super::handshakes::Handshakes;
 use super::limits::{
-    GOSSIP_FRAME_BYTES, HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_OPEN_DATABASES, MAX_PENDING_INCOMING,
-    MAX_PENDING_OUTGOING,
+    GOSSIP_FRAME_BYTES, HANDSHAKE_TIMEOUT, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_OPEN_DATABASES, MAX_PENDING_OUTGOING,
 };
 use super::options::{NetworkError, NetworkOptions, is_quic};
 
@@ -106,7 +106,6 @@ impl Network {
         });
         let mut limits = connection_limits::Behaviour::new(
             connection_limits::ConnectionLimits::default()
-                .with_max_pending_incoming(Some(MAX_PENDING_INCOMING))
                 .with_max_pending_outgoing(Some(MAX_PENDING_OUTGOING))
                 .with_max_established(Some(MAX_CONNECTIONS))
                 .with_max_established_per_peer(Some(MAX_CONNECTIONS_PER_PEER)),
@@ -242,7 +241,7 @@ fn transport(identity: &Keypair, options: &NetworkOptions) -> Result<Boxed<(Peer
     };
     let dns = libp2p::dns::tokio::Transport::system(plain).map_err(|error| format!("the DNS settings: {error}"))?;
     // Without it whoever connects and says nothing would stay for ever.
-    Ok(TransportTimeout::new(dns, HANDSHAKE_TIMEOUT).boxed())
+    Ok(Handshakes::new(TransportTimeout::new(dns, HANDSHAKE_TIMEOUT).boxed()).boxed())
 }
 
 fn gossipsub() -> Result<gossipsub::Behaviour<gossipsub::IdentityTransform, Filter>, String> {

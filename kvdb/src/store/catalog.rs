@@ -421,6 +421,35 @@ fn unused_key(rows: u32) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    quickcheck::quickcheck! {
+        fn any_bytes_are_a_record_or_an_error(key: Vec<u8>, bytes: Vec<u8>, at: usize, xor: u8) -> bool {
+            for kind in 0..6 {
+                let key = [&[kind], key.as_slice()].concat();
+                let _ = (read_database(&key, &bytes), read_remainder(&key, &bytes), read_generation(&key, &bytes));
+            }
+            // One byte of a good record is another: it is refused, or says what it says.
+            let name = DatabaseName::parse("demo").unwrap();
+            let record = DatabaseRecord {
+                id: DatabaseId::of(&name, 0),
+                name: name.clone(),
+                generation: 0,
+                number: 1,
+                row_number: 2,
+                state: DatabaseState::Live,
+                store_id: StoreId([9; 16]),
+                format: 1,
+            };
+            let good = write_database(&record).bytes().to_vec();
+            let mut bad = good.clone();
+            let at = at % bad.len();
+            bad[at] ^= xor;
+            match read_database(&database_key(&name), &bad) {
+                Ok(read) => write_database(&read).bytes() == bad,
+                Err(_) => bad != good,
+            }
+        }
+    }
+
     #[test]
     fn golden_bytes_of_what_is_left_of_a_dropped_database() {
         let name = DatabaseName::parse("demo").unwrap();

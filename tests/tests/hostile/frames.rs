@@ -189,6 +189,25 @@ async fn x03_silence_and_drops_on_every_stream_hold_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn x03_connections_that_say_nothing_keep_nobody_out() {
+    let arena = Arena::new();
+    let port = arena.victim.peer;
+    let mut silent = Vec::new();
+    arena.endures("silent connections", 64, async {
+        for _ in 0..5 {
+            // Three times as many as may be waited for.
+            for _ in 0..200 {
+                silent.push(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+            }
+            let honest = Adversary::connect(&arena.address, arena.peer, rand::random()).await;
+            assert!(honest.is_some(), "somebody who speaks was kept out by {} who do not", silent.len());
+        }
+    });
+    let words = "others want to connect";
+    assert!(arena.victim.log().contains(words), "whoever had to make room is told of");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn x03_six_hundred_streams_on_one_connection() {
     let arena = Arena::new();
     arena.endures("streams", 96, async {

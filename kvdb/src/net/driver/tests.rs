@@ -1,3 +1,5 @@
+mod deaf;
+
 use std::time::Duration;
 
 use libp2p::Multiaddr;

@@ -242,6 +242,25 @@ fn a_silent_co_subscriber_is_synced_with_and_connected_anew_less_and_less() {
 }
 
 #[test]
+fn what_one_peer_says_too_much_is_not_looked_at_and_sync_brings_it() {
+    let db = database("d");
+    let mut node = Node::new(1, db);
+    let block = Node::new(2, db).put(db, 100, false, secs(1)).0;
+    let data = Message::Block(block.bytes().clone()).encode();
+    let (flood, honest) = (peer(3), peer(4));
+    for _ in 0..GOSSIP_COST_PER_PEER / GOSSIP_BLOCK_COST {
+        assert_eq!(node.message(db, flood, &data, secs(1)).0, Verdict::Accept);
+    }
+    let put_off = (Verdict::Ignore, vec![Output::StartSync(db, flood, None)]);
+    assert_eq!(node.message(db, flood, &data, secs(1)), put_off);
+    // Not even what is no message is looked at.
+    assert_eq!(node.message(db, flood, &Bytes::from_static(b"rubbish"), secs(1)), put_off);
+    assert_eq!(node.message(db, honest, &data, secs(1)).0, Verdict::Accept, "nobody else pays for it");
+    let later = (0..1_000).filter(|_| node.message(db, flood, &data, secs(2)).0 == Verdict::Accept).count();
+    assert_eq!(later as u64, GOSSIP_COST_PER_PEER_PER_SECOND / GOSSIP_BLOCK_COST);
+}
+
+#[test]
 fn publishers_are_remembered_up_to_a_limit() {
     let mut topic =
         Topic { counter: 0, rate: Rate::new(secs(0)), announce_at: secs(0), announced_at: None, publishers: BTreeMap::new() };
