@@ -463,6 +463,10 @@ impl<B: Backend> Driver<B> {
         match event {
             Event::Connected { peer, connection, address, outgoing, count } => {
                 self.input(Input::Connected { peer, connection, address, outgoing, count });
+                if self.machine.is_configured(&peer) {
+                    // The address that was configured need not have said who it is.
+                    self.network.exempt(&peer);
+                }
                 if let Some(stream) = self.early.remove(&peer) {
                     self.accepted(peer, stream);
                 }

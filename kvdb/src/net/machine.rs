@@ -450,6 +450,12 @@ impl<R> NetMachine<R> {
         &self.sync
     }
 
+    /// Whether this node was configured to connect to the peer.
+    #[must_use]
+    pub fn is_configured(&self, peer: &PeerId) -> bool {
+        self.book.is_configured(peer)
+    }
+
     /// Whether a connection with the peer stands.
     #[must_use]
     pub fn is_connected(&self, peer: &PeerId) -> bool {

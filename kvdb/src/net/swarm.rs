@@ -139,6 +139,11 @@ impl Network {
         Ok(Self { swarm })
     }
 
+    /// Connections with this peer do not count among those that are limited.
+    pub(super) fn exempt(&mut self, peer: &PeerId) {
+        self.swarm.behaviour_mut().limits.bypass_peer_id(peer);
+    }
+
     /// For opening and accepting streams.
     pub(super) fn control(&self) -> libp2p_stream::Control {
         self.swarm.behaviour().stream.new_control()
