@@ -43,8 +43,10 @@ impl Waiting {
             }
             let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(ip, _)| ip);
             let oldest = self.0.iter().position(|(ip, _)| Some(*ip) == most).unwrap_or(0);
-            // One that has ended meanwhile does not hear of it.
-            drop(self.0.remove(oldest).map(|(_, end)| end.send(())));
+            if let Some((_, end)) = self.0.remove(oldest) {
+                // One that has ended meanwhile does not hear of it.
+                let _ = end.send(());
+            }
         }
         let (end, ended) = oneshot::channel();
         self.0.push_back((ip_of(from), end));
