@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use futures::future::BoxFuture;
+
 use super::*;
 use crate::net::limits::{GOSSIP_FRAME_BYTES, MAX_GOSSIP_MESSAGE_BYTES, MAX_OPEN_DATABASES};
 
@@ -19,7 +21,11 @@ struct Pair {
 
 impl Pair {
     /// Both subscribe to so many topics before they meet.
-    async fn meet(topics: usize) -> Self {
+    fn meet(topics: usize) -> BoxFuture<'static, Self> {
+        Box::pin(Self::meeting(topics))
+    }
+
+    async fn meeting(topics: usize) -> Self {
         let mut speaker = Network::new(&keypair(1), &options(), &[]).unwrap();
         let mut ear = Network::new(&keypair(2), &options(), &[]).unwrap();
         for n in 0..topics {
