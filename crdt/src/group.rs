@@ -230,13 +230,13 @@ fn in_the_way(op: &LocalOp, row: &Row, mine: Option<&Joined>, now: WallTime) -> 
     let condition = op.terms.as_ref()?.condition?;
     let current = row.winner(now).map(|winner| winner.dot);
     let refused = || Judged::Refused(WriteRefusal::Condition { key: op.key.clone(), current });
-    (!condition.holds(current)).then(refused)
+    (!condition.holds(current) && !active(Mutation::ConditionIgnored)).then(refused)
 }
 
 /// What an op does and what it supersedes; `None` when that is for the next block to say.
 fn decide(op: &LocalOp, row: &Row, mine: Option<&Joined>, now: WallTime) -> Option<(OpOutcome, Vec<Dot>, Kind)> {
     let seen = op.terms.as_ref().and_then(|terms| terms.seen.as_deref());
-    let superseded = seen.map_or_else(|| seen_all(row), |dots| seen_among(row, dots));
+    let superseded = seen.filter(|_| !active(Mutation::SeenIgnored)).map_or_else(|| seen_all(row), |dots| seen_among(row, dots));
     let kind = match (&op.terms, seen) {
         (None, _) => Kind::Plain,
         (Some(_), None) => Kind::Conditional,

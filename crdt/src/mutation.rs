@@ -68,6 +68,18 @@ mutations! {
     MissingSkipped "missing-skipped" "The log is read from one block behind the first that a peer lacks."
     ForeignBlockTaken "foreign-block-taken" "A block of another database is merged."
     GossipBlockLost "gossip-block-lost" "A block that comes by gossip is not delivered."
+    SnapshotUnstaged "snapshot-unstaged" "Rows of a snapshot are seen before its switch."
+    SnapshotOtherView "snapshot-other-view" "A snapshot goes on with another view than the one that it began with."
+    SnapshotNewRows "snapshot-new-rows" "A join does not pass by rows that came while it was under way."
+    SnapshotRequestsLost "snapshot-requests-lost" "A snapshot brings no outcomes of requests."
+    SnapshotHeadsAdded "snapshot-heads-added" "The heads of a snapshot are added to those that are here."
+    TruncatedUnheld "truncated-unheld" "History is dropped that no other node has on disk."
+    TokenAcrossReset "token-across-reset" "A watch goes on from a token of before a snapshot's switch."
+    WatchedDeleteMissed "watched-delete-missed" "Watchers are not told of a key that is gone."
+    ConditionIgnored "condition-ignored" "A write is done although its condition does not hold."
+    SeenIgnored "seen-ignored" "A write that names what it has seen supersedes all else too."
+    UpkeepTakesAll "upkeep-takes-all" "What has not expired is deleted together with what has."
+    ForgottenEarly "forgotten-early" "Outcomes of requests are forgotten before their time."
     AnnouncementIgnored "announcement-ignored" "An announcement of something unknown starts no sync."
 }
 

@@ -197,7 +197,7 @@ impl Replica {
         let mut requests = 0;
         for oldest in view.oldest_requests().take(limit) {
             let (stamp, request) = oldest?;
-            if stamp >= before && self.meta.requests <= keep {
+            if stamp >= before && self.meta.requests <= keep && !active(Mutation::ForgottenEarly) {
                 break;
             }
             if turn.forgotten.insert(request, stamp).is_none() {
@@ -410,6 +410,14 @@ impl Replica {
     /// Steps of a snapshot that change nothing of the replica as it is now.
     pub fn stage(&mut self, writes: Vec<SnapshotWrite>, requests: Vec<(RequestId, RequestRecord)>) -> Step {
         let mut turn = self.begin();
+        if active(Mutation::SnapshotUnstaged) {
+            for write in &writes {
+                let rows = if let SnapshotWrite::Append(rows) = write { rows.as_slice() } else { &[] };
+                for (key, row) in rows {
+                    turn.show(key, row);
+                }
+            }
+        }
         turn.snapshot = writes;
         // None of them is known here: the join has looked.
         self.meta.requests += requests.len() as u64;

@@ -87,6 +87,12 @@ impl Turn {
         Ok(self.rows.get_mut(key).expect("present"))
     }
 
+    /// Writes a row as it is, for a mutation.
+    pub(crate) fn show(&mut self, key: &Key, row: &Row) {
+        let row = TurnRow { row: row.clone(), stored: Vec::new(), winner: None, changed: true };
+        self.rows.insert(key.clone(), row);
+    }
+
     pub(crate) fn effect(&mut self, effect: Effect) {
         self.effects.push(effect);
     }
@@ -127,6 +133,9 @@ impl TurnRow {
 
     /// Whether watchers are to look: what `get` answers has changed, or what it answered before something expired.
     fn shows_another(&self, now: WallTime) -> bool {
+        if active(Mutation::WatchedDeleteMissed) && self.row.is_empty() {
+            return false;
+        }
         self.stored.first().map(|sibling| sibling.dot) != self.row.dots().next()
             || self.winner != self.row.winner(now).map(|sibling| sibling.dot)
     }

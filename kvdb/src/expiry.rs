@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crdt::limits::MAX_OP_SUPERSEDED;
+use crdt::mutation::{Mutation, active};
 use crdt::{Change, DatabaseId, Dot, Key, LocalOp, Sibling, Terms, View, WallTime};
 use libp2p::PeerId;
 use sha2::{Digest as _, Sha256};
@@ -59,7 +60,8 @@ pub fn due<V: View>(view: &V, until: WallTime) -> Result<Due, V::Error> {
             break;
         }
         let row = view.row(&key)?;
-        let expired = row.siblings().iter().filter(|sibling| sibling.is_expired(until));
+        let expired = row.siblings().iter();
+        let expired = expired.filter(|sibling| sibling.is_expired(until) || active(Mutation::UpkeepTakesAll));
         let seen: Vec<Dot> = expired.map(|sibling: &Sibling| sibling.dot).take(MAX_OP_SUPERSEDED).collect();
         dots += seen.len();
         due.more |= seen.len() == MAX_OP_SUPERSEDED;

@@ -1,8 +1,8 @@
 //! The driver of a node's replication machine: what kvdb's driver does with libp2p and tasks, done with events.
 
-use crdt::Store as _;
+use crdt::{Store as _, View as _};
 use kvdb::net::machine::{Input, Output, Ticket};
-use kvdb::net::port::{PlainView, StandingView as _};
+use kvdb::net::port::{PlainView, StandingView as _, read_view};
 use kvdb::net::ranges::read_range;
 
 use crate::net::Side;
@@ -140,6 +140,7 @@ impl World {
 
     /// Views of snapshots: what is seen is of now, the answer comes a little later.
     fn standing_view(&mut self, id: NodeId, output: &Output<Room>) {
+        let chunk_bytes = self.scenario.history.chunk_bytes;
         let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
         let answer = match output {
             Output::OpenView { id: snapshot, database } => {
@@ -149,7 +150,10 @@ impl World {
                 Input::ViewOpened(*snapshot, opened)
             }
             Output::ReadView { id: snapshot, at } => {
-                let chunk = process.views.get(snapshot).and_then(|view| view.read(at).ok());
+                let chunk = process.views.get(snapshot).and_then(|PlainView(store, database)| {
+                    let view = store.view(database).ok()?;
+                    read_view(&view, &view.state().ok()?, at, chunk_bytes).ok()
+                });
                 Input::ViewRead(*snapshot, at.clone(), chunk)
             }
             Output::ReadRange { reader, database, task } => {

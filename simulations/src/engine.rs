@@ -1,7 +1,7 @@
 //! What is around the engine of a node: its inbox, the time that turns and syncs take, its clients' and sessions' answers.
 
 use kvdb::engine::machine::{Entries, Reply, TurnEnv, Work};
-use kvdb::engine::port::WriteError;
+use kvdb::engine::port::{SnapshotOutcome, WriteError};
 use kvdb::engine::queue::{inbox_cost, work_bytes};
 use kvdb::limits::{INBOX_WAIT, MAX_INBOX_BYTES, SYNC_DELAY};
 use kvdb::net::lanes;
@@ -21,6 +21,14 @@ const COMMIT: (u64, u64) = (20, 40);
 /// A commit that syncs, or a sync, beyond that on average.
 const SYNC: u64 = 1_500;
 
+fn snapshot_mark(outcome: &SnapshotOutcome) -> &'static str {
+    match outcome {
+        SnapshotOutcome::Joined => "snapshots_joined",
+        SnapshotOutcome::Invalid { .. } => "snapshots_invalid",
+        SnapshotOutcome::Failed => "snapshots_failed",
+    }
+}
+
 impl World {
     pub(crate) fn boot(&mut self, id: NodeId) {
         let mut random = self.random.split();
@@ -29,7 +37,7 @@ impl World {
         if let Some(databases) = fleet {
             node.databases = databases;
         }
-        node.start(self.now, &mut random);
+        node.start(self.now, self.scenario.history.join_rows, &mut random);
         let databases = node.databases.clone();
         self.observe(&Observation::Booted { node: id });
         self.count("boots");
@@ -37,6 +45,7 @@ impl World {
             self.submit(id, Work::Open(database), Sender::Nobody);
         }
         self.begin_member(id);
+        self.arm_upkeep(id);
         self.arm(id);
     }
 
@@ -114,6 +123,9 @@ impl World {
             }
             self.observe(&Observation::Committed { node: id, writes, durability });
         }
+        for set in committed.iter().flat_map(|writes| writes.iter()).filter(|set| crate::checkers::switches(set)) {
+            self.observe(&Observation::Switched { node: id, database: set.database });
+        }
         self.say_synced(id, said);
         if let Some(how) = within.filter(|_| ended).or(after.filter(|_| !committed.is_empty())) {
             self.count("ended_at_commit");
@@ -125,6 +137,10 @@ impl World {
         }
         let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) else { return };
         process.gathering.turn(&process.engine, &outcome);
+        process.tell_watchers(&outcome);
+        for (_, joined) in &outcome.snapshots {
+            *self.counters.entry(snapshot_mark(joined)).or_default() += 1;
+        }
         let owes = outcome.owes_sync && !std::mem::replace(&mut process.sync_due, outcome.owes_sync);
         for ((cost, sender), reply) in senders.into_iter().zip(outcome.replies) {
             if let Some(process) = self.nodes.get_mut(id).and_then(|node| node.process_mut()) {
@@ -176,6 +192,7 @@ impl World {
             (Sender::Stage(database, snapshot, write), Reply::Done(answer)) => {
                 self.input(id, Input::Staged(database, snapshot, answer.is_ok().then_some(write)));
             }
+            (Sender::Compaction(compaction), reply) => self.compacted(id, compaction, &reply),
             (Sender::Fleet(crate::fleet::FleetWork::Opened(_)) | Sender::Nobody, Reply::Done(Err(_))) => {
                 // A database that cannot be opened: started anew a little later.
                 let incarnation = self.incarnation(id);

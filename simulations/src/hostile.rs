@@ -1,7 +1,10 @@
 //! Peers that misbehave: an honest node whose words are changed on their way out, as a program that was tampered with
 //! would change them. Its store stays honest, so that whatever it harms is harmed by words alone.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
+use crdt::DatabaseId;
 use kvdb::net::wire::{Frame, HaveKind};
 
 use crate::observe::NodeId;
@@ -16,6 +19,8 @@ pub(crate) struct Hostility {
     permille: u64,
     /// Frames sent before, to be sent again.
     replays: Vec<Bytes>,
+    /// Databases that it has spoken of.
+    others: BTreeSet<DatabaseId>,
 }
 
 /// So many frames are kept for replays.
@@ -25,7 +30,7 @@ impl Hostility {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let permille = random.between(20, 500);
-        Self { random, permille, replays: Vec::new() }
+        Self { random, permille, replays: Vec::new(), others: BTreeSet::new() }
     }
 
     /// What goes out instead of a frame.
@@ -85,7 +90,14 @@ impl Hostility {
                 }
                 Frame::Ack { database, consumed: consumed + random.below(2), durable }
             }
+            // Of another database, by the name of this one.
+            Frame::Blocks { database, blocks } if random.below(2) == 0 && !self.others.is_empty() => {
+                self.others.insert(database);
+                let others: Vec<DatabaseId> = self.others.iter().copied().filter(|other| *other != database).collect();
+                Frame::Blocks { database: random.pick(&others).copied().unwrap_or(database), blocks }
+            }
             Frame::Blocks { database, blocks } => {
+                self.others.insert(database);
                 let forged = blocks.into_iter().map(|block| flipped(&block, random)).collect();
                 Frame::Blocks { database, blocks: forged }
             }

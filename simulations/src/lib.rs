@@ -25,5 +25,7 @@ mod streams;
 pub mod time;
 pub mod tool;
 pub mod trace;
+mod upkeep;
+mod watchers;
 pub mod workload;
 pub mod world;

@@ -7,12 +7,14 @@ use std::rc::Rc;
 use crdt::testing::{FakeSigner, FakeVerifier, MemoryStore};
 use crdt::{DatabaseId, Ed25519Signer, Signer as _, SnapshotId, SnapshotWrite};
 use kvdb::engine::Gathering;
+use kvdb::engine::history::Ages;
 use kvdb::engine::machine::{Engine, Work};
 use kvdb::engine::queue::WorkQueue;
 use kvdb::net::gossip::{GossipOptions, peer_of};
 use kvdb::net::machine::{NetMachine, NetMachineOptions};
 use kvdb::net::port::PlainView;
 use kvdb::net::sync::SessionId;
+use kvdb::watch::Recent;
 use kvdb::{Multiaddr, PeerId};
 
 use crate::clock::NodeClock;
@@ -69,6 +71,8 @@ pub enum Sender {
     },
     /// A part of a snapshot.
     Stage(DatabaseId, SnapshotId, SnapshotWrite),
+    /// A compaction.
+    Compaction(crate::upkeep::Compaction),
     /// A block that came by gossip.
     Gossip(DatabaseId, PeerId, PeerId),
     /// A member of the fleet.
@@ -104,6 +108,10 @@ pub struct Process {
     pub(crate) poisoned: bool,
     /// Views of snapshots on their way.
     pub(crate) views: BTreeMap<SnapshotId, PlainView<MemoryStore>>,
+    /// How old which revision is.
+    pub(crate) ages: BTreeMap<DatabaseId, Ages>,
+    /// What watchers are to look at, of each database that is watched.
+    pub(crate) recent: BTreeMap<DatabaseId, Recent>,
     pub(crate) random: Random,
     /// The fleet's part.
     pub(crate) member: Option<Box<crate::fleet::Member>>,
@@ -226,7 +234,7 @@ impl Node {
     }
 
     /// Starts the process; what its databases are is on its disk.
-    pub(crate) fn start(&mut self, now: Time, random: &mut Random) {
+    pub(crate) fn start(&mut self, now: Time, join_rows: usize, random: &mut Random) {
         let Life::Down(disk) = &mut self.life else { return };
         let mut disk = std::mem::take(disk);
         for database in &self.databases {
@@ -243,8 +251,10 @@ impl Node {
             gossip_random: Box::new(move || for_gossip.next()),
             random: Box::new(move || for_dials.next()),
         });
+        let mut engine = Engine::new(disk);
+        engine.set_join_rows(join_rows);
         self.life = Life::Up(Box::new(Process {
-            engine: Engine::new(disk),
+            engine,
             machine,
             queue: WorkQueue::default(),
             lobby: VecDeque::new(),
@@ -261,6 +271,8 @@ impl Node {
             seen: BTreeMap::new(),
             poisoned: false,
             views: BTreeMap::new(),
+            ages: BTreeMap::new(),
+            recent: BTreeMap::new(),
             random: random.split(),
             member: None,
         }));

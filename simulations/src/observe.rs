@@ -1,8 +1,11 @@
 //! What checkers see of a run, and how they complain.
 
+use std::collections::BTreeMap;
+
 use crdt::testing::MemoryStore;
-use crdt::{Block, DatabaseId, Dot, Durability, LocalOp, Replica, ReplicaId, RequestId, WriteSet};
+use crdt::{Block, DatabaseId, Dot, Durability, Key, LocalOp, Prefix, Replica, ReplicaId, RequestId, Stamp, WallTime, WriteSet};
 use kvdb::engine::port::{Delivery, WriteError, Written};
+use kvdb::watch::{WatchEvent, WatchToken};
 
 use crate::node::Node;
 use crate::time::Time;
@@ -25,6 +28,33 @@ pub enum End {
     Restored,
     /// It will not come back.
     Gone,
+}
+
+/// What a watcher sees.
+#[derive(Debug)]
+pub enum Watched<'a> {
+    /// It listed, and goes on from this revision.
+    Listed {
+        /// Keys and winners.
+        map: &'a BTreeMap<Key, Dot>,
+        /// The revision of the listing.
+        at: u64,
+        /// The node's time then.
+        wall: WallTime,
+    },
+    /// It goes on from its token.
+    Resumed(WatchToken),
+    /// Its token is refused.
+    TooOld(WatchToken),
+    /// Something is ready to be told, read just now, at this time by the node's clock.
+    Ready(&'a WatchEvent, WallTime),
+    /// It is told that.
+    Event(&'a WatchEvent),
+    /// There is nothing more to tell it now.
+    CaughtUp {
+        /// What all it was told comes to.
+        map: &'a BTreeMap<Key, Dot>,
+    },
 }
 
 /// Something that happened.
@@ -53,6 +83,13 @@ pub enum Observation<'a> {
         writes: &'a [WriteSet],
         /// Whether the commit synced.
         durability: Durability,
+    },
+    /// A node has put the rows joined with a snapshot in the place of its own, and the turn is over.
+    Switched {
+        /// The node.
+        node: NodeId,
+        /// The database.
+        database: DatabaseId,
     },
     /// The node's disk says that it has synced.
     Synced {
@@ -161,6 +198,34 @@ pub enum Observation<'a> {
         number: usize,
         /// The node, if it strikes one.
         node: Option<NodeId>,
+    },
+    /// A node looks for what goes with time.
+    Tidies {
+        /// The node.
+        node: NodeId,
+        /// The database.
+        database: DatabaseId,
+        /// The deletes of what has expired.
+        ops: &'a [LocalOp],
+        /// Its time.
+        now: WallTime,
+        /// Whether it is its turn; else it waits longer.
+        mine: bool,
+        /// Requests from this stamp on are kept, and so many.
+        keep: (Stamp, u64),
+    },
+    /// A watcher sees something.
+    Watch {
+        /// Which one.
+        watcher: usize,
+        /// Its node.
+        node: NodeId,
+        /// The database.
+        database: DatabaseId,
+        /// What it watches.
+        prefix: &'a Prefix,
+        /// What it sees.
+        what: Watched<'a>,
     },
     /// The faults are over and everything is mended; the clients have stopped.
     Healed,

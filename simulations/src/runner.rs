@@ -128,9 +128,19 @@ fn run_world(world: &mut World, scenario: &Scenario) -> Option<Time> {
             return None;
         }
         if world.all_equal() && world.probe_fleet() {
+            let equal_after = next.since(healed);
+            let rested = next + Time::secs(scenario.rest_s);
+            while world.step(rested) {}
+            world.rest_until(rested);
+            if !world.all_equal() {
+                // What goes with time is under way.
+                next = rested;
+                continue;
+            }
+            world.watchers_read_all();
             world.observe(&Observation::Equal);
             world.finish();
-            return Some(next.since(healed));
+            return Some(equal_after);
         }
     }
     // The checker of convergence says what differs.

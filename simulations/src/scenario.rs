@@ -32,6 +32,16 @@ pub struct Scenario {
     pub clock_skew_ms: u64,
     /// What the clients do.
     pub workload: Workload,
+    /// How history is kept, and how snapshots are cut.
+    pub history: History,
+    /// What goes with time.
+    pub upkeep: Upkeep,
+    /// Who watches.
+    pub watch: Watch,
+    /// So many nodes are started later, at any moment while things go wrong.
+    pub late_nodes: usize,
+    /// After all are equal the run goes on for so many seconds, and they must be so at its end too.
+    pub rest_s: u64,
     /// What goes wrong.
     pub faults: Faults,
     /// The fleet, if there is one.
@@ -100,6 +110,54 @@ pub struct Workload {
     pub timeout_ms: u64,
     /// Retries in a hundred that go to another node.
     pub move_percent: u32,
+    /// Answers in a hundred that are lost on their way, so that the client asks again.
+    pub lost_answers_percent: u32,
+    /// Single writes in a hundred that have a condition or name what they have seen.
+    pub conditional_percent: u32,
+}
+
+/// How history is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct History {
+    /// How often each node looks at its history, in milliseconds, with a jitter of a quarter; 0 for only when a fault says so.
+    pub interval_ms: u64,
+    /// How many other nodes must have a block on disk before it is dropped.
+    pub holders: usize,
+    /// Blocks younger than this are kept, unless there are too many bytes of them.
+    pub min_age_ms: u64,
+    /// Bytes of blocks that may be kept.
+    pub max_bytes: u64,
+    /// Bytes of a chunk of a snapshot, about.
+    pub chunk_bytes: usize,
+    /// Rows of a snapshot that are joined in one turn.
+    pub join_rows: usize,
+}
+
+/// What goes with time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Upkeep {
+    /// How often each node looks, in milliseconds; 0 for never.
+    pub interval_ms: u64,
+    /// How long after its expiry a value is deleted, in milliseconds.
+    pub grace_ms: u64,
+    /// How long the outcome of a request is kept, in milliseconds.
+    pub retention_ms: u64,
+    /// How many outcomes are kept.
+    pub keep_requests: u64,
+}
+
+/// Who watches.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Watch {
+    /// Watchers, spread over nodes and databases.
+    pub watchers: usize,
+    /// Between two looks of a watcher, on average, in milliseconds; each has its own pace, up to twenty times slower.
+    pub pace_ms: u64,
+    /// Looks in a thousand at which a watcher goes away, and comes back later with its last token.
+    pub leave_permille: u32,
 }
 
 /// A fleet: members with databases that they place among themselves, and clients who ask any of them. What
@@ -205,6 +263,11 @@ impl Default for Scenario {
             bandwidth: 100_000_000,
             clock_skew_ms: 0,
             workload: Workload::default(),
+            history: History::default(),
+            upkeep: Upkeep::default(),
+            watch: Watch::default(),
+            late_nodes: 0,
+            rest_s: 0,
             faults: Faults::default(),
             fleet: FleetSpec::default(),
             equal_within_s: 2_400,
@@ -213,6 +276,25 @@ impl Default for Scenario {
             swarm: false,
             reached: Vec::new(),
         }
+    }
+}
+
+impl Default for History {
+    fn default() -> Self {
+        // Small enough that small stores have many chunks and pieces.
+        Self { interval_ms: 0, holders: 1, min_age_ms: 0, max_bytes: u64::MAX, chunk_bytes: 2_048, join_rows: 8 }
+    }
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self { interval_ms: 0, grace_ms: 2_000, retention_ms: 3_600_000, keep_requests: 1 << 20 }
+    }
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { watchers: 0, pace_ms: 50, leave_permille: 20 }
     }
 }
 
@@ -235,6 +317,8 @@ impl Default for Workload {
             burst_percent: 20,
             timeout_ms: 3_000,
             move_percent: 30,
+            lost_answers_percent: 0,
+            conditional_percent: 0,
         }
     }
 }

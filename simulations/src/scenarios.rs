@@ -12,11 +12,11 @@ macro_rules! built_in {
 }
 
 built_in! {
-    "chaos" "swarm" "chaos-fleet" "fleet-calm" "calm" "wide" "scale" "compaction" "mutation-hunt" "crowd" "retries" "expiry" "hostile" "reads" "broad" "c03" "c04"
+    "chaos" "swarm" "chaos-fleet" "fleet-calm" "calm" "wide" "scale" "compaction" "mutation-hunt" "crowd" "retries" "gossip" "conditions" "upkeep" "snapshots" "expiry" "hostile" "reads" "broad" "c03" "c04"
     "c06" "c08" "c10" "d01" "d02" "d05" "d06" "d13"
     "d14" "d18" "d19" "d20" "d22" "g05" "g06" "m01"
     "m06" "m07" "m08" "m09" "m10" "r01" "r09" "r18"
-    "r19" "r20"
+    "r19" "r20" "r10" "r11" "r12" "r13" "d11" "d21" "d23" "t02" "t06"
 }
 
 /// All that come with the program. Those that cannot be read are a fault of the build, which a test finds.

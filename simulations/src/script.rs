@@ -13,6 +13,7 @@
 //! 6    crash 2             # ends and comes back by itself; so after `power` (unsynced writes are lost) and `wipe`
 //! 7    freeze 2 30         # stopped for so many seconds
 //! 8    clock 2 -3600       # steps by so many seconds
+//! 8    compact 2           # drops all history that it may
 //! 9    silent 0 1          # no gossip between them, everything else
 //! 9    bandwidth 0 1024    # bytes a second that it can send
 //! end  /k = b1             # on every node
@@ -46,6 +47,7 @@ pub enum Act {
     Crash(NodeId, End),
     Freeze(NodeId, u64),
     Clock(NodeId, i64),
+    Compact(NodeId),
 }
 
 /// A script that was read.
@@ -115,6 +117,7 @@ fn parse_act(words: &[&str]) -> Option<Act> {
         ["power", at] => Act::Crash(node(at)?, End::Power),
         ["wipe", at] => Act::Crash(node(at)?, End::Disk),
         ["freeze", at, seconds] => Act::Freeze(node(at)?, seconds.parse().ok()?),
+        ["compact", at] => Act::Compact(node(at)?),
         ["clock", at, seconds] => Act::Clock(node(at)?, seconds.parse().ok()?),
         _ => return None,
     })
@@ -164,6 +167,11 @@ pub(crate) fn act(world: &mut World, index: usize) {
                 node.frozen = Some(now + Time::secs(seconds));
             }
             world.at(now + Time::secs(seconds), Event::Thaw(node));
+        }
+        Act::Compact(node) => {
+            if let Some(database) = world.databases.first().copied() {
+                world.compact(node, database, 0);
+            }
         }
         Act::Clock(node, seconds) => {
             if let Some(node) = world.nodes.get_mut(node) {

@@ -1,7 +1,8 @@
 //! Clients: each writes, waits for the answer, and tries again under the same request id when none comes.
 
 use bytes::Bytes;
-use crdt::{Change, DatabaseId, Durability, Expiry, Key, LocalOp, RequestId, Store as _, View as _, WallTime};
+use crdt::testing::MemoryStore;
+use crdt::{Change, Condition, DatabaseId, Durability, Expiry, Key, LocalOp, RequestId, Store as _, Terms, View as _, WallTime};
 use kvdb::engine::machine::Work;
 use kvdb::engine::port::{WriteError, Written};
 
@@ -100,6 +101,10 @@ impl World {
                 let read = |key: &Key| view.as_ref()?.row(key).ok()?.siblings().first()?.value.clone();
                 attempt.ops = application.next(id, &read, &mut client.random);
             }
+            if client.random.below(100) < u64::from(workload.conditional_percent) {
+                let store = self.nodes.get(client.node).map(|node| node.disk().contents());
+                attempt.depend(store, now, &mut client.random);
+            }
             if attempt.ops.is_empty() || self.skipped.contains(&(id, client.made)) {
                 let wait = Time(client.random.exponential(workload.think_ms * 1_000));
                 client.made += 1;
@@ -182,6 +187,14 @@ impl World {
         let Attempt { database, request, ops, durability, .. } = &attempt;
         let (database, request, durability) = (*database, *request, *durability);
         self.observe(&Observation::Answered { client: id, node, database, request, ops, durability, answer });
+        let lost = self.scenario.workload.lost_answers_percent;
+        if let Some(client) = self.clients.get_mut(id).filter(|_| lost > 0)
+            && client.random.below(100) < u64::from(lost)
+        {
+            // It asks again when its time is over.
+            client.attempt = Some(attempt);
+            return self.count("answers_lost");
+        }
         let workload = &self.scenario.workload;
         let (think, burst) = (workload.think_ms, workload.burst_percent);
         let Some(client) = self.clients.get_mut(id) else { return };
@@ -207,6 +220,32 @@ impl World {
             }
         }
         self.after(wait, Event::Client(id));
+    }
+}
+
+impl Attempt {
+    /// Gives the write a condition, or what it has seen, as a client does that has just read.
+    fn depend(&mut self, store: Option<&MemoryStore>, now: WallTime, random: &mut Random) {
+        let [op] = self.ops.as_mut_slice() else { return };
+        let view = store.and_then(|store| store.view(&self.database).ok());
+        let Some(row) = view.and_then(|view| view.row(&op.key).ok()) else { return };
+        let winner = row.winner(now).map(|winner| winner.dot);
+        let some = || row.dots().collect::<Vec<_>>();
+        let mut terms = Terms::default();
+        match random.below(5) {
+            0 => terms.condition = Some(Condition::IfAbsent),
+            1 => terms.condition = winner.map(Condition::IfMatch),
+            // Not the winner, perhaps.
+            2 => terms.condition = random.pick(&some()).copied().map(Condition::IfMatch),
+            3 => terms.seen = Some(some().into_iter().filter(|_| random.below(2) == 0).collect()),
+            _ => {
+                terms.condition = Some(winner.map_or(Condition::IfAbsent, Condition::IfMatch));
+                terms.seen = Some(winner.into_iter().collect());
+            }
+        }
+        if terms != Terms::default() {
+            op.terms = Some(Box::new(terms));
+        }
     }
 }
 

@@ -64,6 +64,12 @@ pub enum Event {
     Restart(NodeId, u64),
     Script(usize),
     Fleet(FleetEvent),
+    /// The node looks at its history.
+    History(NodeId, u64),
+    /// The node looks for what goes with time.
+    Upkeep(NodeId, u64),
+    /// A watcher looks.
+    Watch(usize),
     Check,
 }
 
@@ -123,6 +129,9 @@ impl Event {
             Self::Check => (28, "check", None),
             Self::Script(_) => (29, "script", None),
             Self::Fleet(event) => (30, "fleet", event.node()),
+            Self::History(node, _) => (31, "history", Some(*node)),
+            Self::Upkeep(node, _) => (32, "upkeep", Some(*node)),
+            Self::Watch(_) => (33, "watch", None),
         }
     }
 }
@@ -179,6 +188,7 @@ pub struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) net: Net,
     pub(crate) clients: Vec<Client>,
+    pub(crate) watchers: Vec<Option<crate::watchers::Follower>>,
     /// Clients of crowds so far.
     pub(crate) crowd: usize,
     pub(crate) databases: Vec<DatabaseId>,
@@ -247,6 +257,7 @@ impl World {
             nodes,
             net,
             clients: Vec::new(),
+            watchers: Vec::new(),
             crowd: 0,
             databases,
             scenario: scenario.clone(),
@@ -271,12 +282,15 @@ impl World {
         };
         world.by_peer = world.nodes.iter().map(|node| (node.peer, node.id)).collect();
         world.topics = world.databases.iter().map(|database| (topic(database), *database)).collect();
+        let early = world.nodes.len().saturating_sub(scenario.late_nodes);
         for node in 0..world.nodes.len() {
-            let at = Time(world.random.below(50_000));
+            let within = if node < early { 50_000 } else { scenario.faults.seconds * 1_000_000 };
+            let at = Time(world.random.below(within));
             world.at(at, Event::Boot(node));
         }
         world.add_clients(&mut random);
         world.add_fleet_clients(&mut random);
+        world.add_watchers(&mut random);
         crate::faults::plan(&mut world, &mut random);
         crate::script::enter(&mut world);
         world
@@ -463,6 +477,9 @@ impl World {
             Event::Restart(node, incarnation) => self.restart(node, incarnation),
             Event::Script(index) => crate::script::act(self, index),
             Event::Fleet(event) => self.fleet_event(event),
+            Event::History(node, incarnation) => self.look_at_history(node, incarnation),
+            Event::Upkeep(node, incarnation) => self.look_after(node, incarnation),
+            Event::Watch(watcher) => self.watch(watcher),
             Event::Check => {}
         }
     }

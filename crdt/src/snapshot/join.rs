@@ -18,6 +18,7 @@ use crate::dot::{Dot, ReplicaId, VersionVector};
 use crate::heads::{Head, Heads};
 use crate::key::{Key, KeyRange, Prefix};
 use crate::limits::{MAX_CATCH_UP_BYTES, MAX_JOIN_BYTES, MAX_JOIN_ROWS, MAX_ROW_VALUE_BYTES};
+use crate::mutation::{Mutation, active};
 use crate::row::{Digest, Row, Sibling};
 use crate::store::{Dropped, Order, Projection, RequestRecord, RowWrite, SnapshotWrite, View, VvEntry};
 
@@ -93,6 +94,8 @@ pub struct SnapshotJoin {
     keys: u64,
     /// What is merged after this revision is caught up with.
     base: u64,
+    /// Most rows of a piece.
+    most_rows: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +157,15 @@ impl SnapshotJoin {
             digest: Digest::default(),
             keys: 0,
             base: revision,
+            most_rows: MAX_JOIN_ROWS,
         })
+    }
+
+    /// With at most so many rows in a piece.
+    #[must_use]
+    pub fn in_pieces_of(mut self, rows: usize) -> Self {
+        self.most_rows = rows;
+        self
     }
 
     /// The next piece: bounded in rows and bytes. The view must show what all pieces before have written, and `vv` and
@@ -264,7 +275,7 @@ impl SnapshotJoin {
             Items::Requests(items) => {
                 self.complete().map_err(JoinError::Invalid)?;
                 for (request, record) in items {
-                    if view.request(&request)?.is_none() {
+                    if view.request(&request)?.is_none() && !active(Mutation::SnapshotRequestsLost) {
                         piece.requests.push((request, record));
                     }
                 }
@@ -344,7 +355,7 @@ struct Walk<'a, V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> {
 impl<V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> Walk<'_, V, I> {
     /// Goes on until the budget is spent or, which it then says, both sides are at their end.
     fn run(mut self) -> Result<bool, JoinError<V::Error>> {
-        let mut budget = Budget { rows: MAX_JOIN_ROWS, bytes: MAX_JOIN_BYTES };
+        let mut budget = Budget { rows: self.join.most_rows, bytes: MAX_JOIN_BYTES };
         loop {
             if budget.is_spent() {
                 return Ok(false);
@@ -452,5 +463,8 @@ impl<V: View, I: Iterator<Item = Result<(Key, Row), V::Error>>> Walk<'_, V, I> {
 
 /// Passes by rows before the open one: they are new since it was opened, and so caught up with at the end.
 fn skip_new<E>(mine: &mut Peekable<impl Iterator<Item = Result<(Key, Row), E>>>, open: &Key) {
+    if active(Mutation::SnapshotNewRows) {
+        return;
+    }
     while mine.next_if(|found| found.as_ref().is_ok_and(|(key, _)| key < open)).is_some() {}
 }

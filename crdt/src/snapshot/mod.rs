@@ -16,6 +16,7 @@ use crate::codec::cbor::CborError;
 use crate::dot::{Dot, ReplicaId, VersionVector};
 use crate::heads::Heads;
 use crate::key::Key;
+use crate::mutation::{Mutation, active};
 use crate::row::Digest;
 
 pub use codec::{Chunk, chunk_hash};
@@ -128,7 +129,8 @@ impl Heads {
     /// The heads of the union of two merged sets, by the rule of [`crate::Row::join`].
     #[must_use]
     pub fn join(mine: &Self, my_vv: &VersionVector, theirs: &Self, their_vv: &VersionVector) -> Self {
-        let kept = mine.iter().filter(|(dot, _)| theirs.get(dot).is_some() || !their_vv.covers(dot));
+        let all = active(Mutation::SnapshotHeadsAdded);
+        let kept = mine.iter().filter(|(dot, _)| all || theirs.get(dot).is_some() || !their_vv.covers(dot));
         let added = theirs.iter().filter(|(dot, _)| mine.get(dot).is_some() || !my_vv.covers(dot));
         kept.chain(added).map(|(dot, head)| (*dot, *head)).collect()
     }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crdt::mutation::{Mutation, active};
 use crdt::{LogEntry, VersionVector};
 
 use crate::limits::{COMPACT_INTERVAL, HISTORY_HARD_BYTES, HISTORY_MIN_AGE, MAX_AGE_MARKS, SHRUNK_ROWS};
@@ -78,7 +79,7 @@ pub fn plan<E>(log: impl Iterator<Item = Result<LogEntry, E>>, known: &Known<'_>
     for entry in log {
         let entry = entry?;
         let holders = known.peers.iter().filter(|durable| durable.covers(&entry.dot)).count();
-        if holders < known.holders {
+        if holders < known.holders && !active(Mutation::TruncatedUnheld) {
             break;
         }
         plan.safe_bytes += u64::from(entry.bytes);

@@ -79,6 +79,7 @@ impl<S: Store> Engine<S> {
         env: &TurnEnv<'_>,
         outcome: &mut TurnOutcome,
     ) -> Result<Option<SnapshotJoin>, JoinFailure> {
+        let rows = self.join_rows;
         let replica = self.open.get_mut(&database).ok_or(JoinFailure::Store)?;
         let (vv, revision) = (replica.vv(), replica.meta().revision);
         let (join, piece) = {
@@ -87,7 +88,8 @@ impl<S: Store> Engine<S> {
                 Some(join) => join,
                 None => {
                     let staged = view.staged().map_err(|_| JoinFailure::Store)?.ok_or(JoinFailure::Store)?;
-                    SnapshotJoin::new(database, staged.head, revision).map_err(|error| JoinFailure::Invalid(error.to_string()))?
+                    let join = SnapshotJoin::new(database, staged.head, revision);
+                    join.map_err(|error| JoinFailure::Invalid(error.to_string()))?.in_pieces_of(rows)
                 }
             };
             let piece = join.piece(&view, &vv, revision).map_err(|error| match error {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use crdt::limits::MAX_JOIN_ROWS;
 use crdt::mutation::{Mutation, active};
 use crdt::snapshot::{Purpose, SnapshotJoin};
 use crdt::{
@@ -169,6 +170,8 @@ pub struct Engine<S> {
     poison: Option<String>,
     /// Databases whose changed keys somebody wants to know.
     pub(super) watched: BTreeSet<DatabaseId>,
+    /// Rows of a snapshot that are joined in one turn.
+    pub(super) join_rows: usize,
 }
 
 impl<S: Store> Engine<S> {
@@ -183,7 +186,14 @@ impl<S: Store> Engine<S> {
             owes_sync: false,
             poison: None,
             watched: BTreeSet::new(),
+            join_rows: MAX_JOIN_ROWS,
         }
+    }
+
+    /// Joins so many rows of a snapshot in one turn instead of [`MAX_JOIN_ROWS`]: with few, small stores show what happens
+    /// between two turns of a join.
+    pub fn set_join_rows(&mut self, rows: usize) {
+        self.join_rows = rows;
     }
 
     /// The store.

@@ -29,6 +29,8 @@ pub(crate) struct ToyEngine {
     joins: BTreeMap<DatabaseId, SnapshotJoin>,
     /// Nothing is ever said to be on disk.
     pub(crate) lazy: bool,
+    /// What is staged cannot be joined: the disk does not read.
+    pub(crate) joins_fail: bool,
 }
 
 impl ToyEngine {
@@ -41,6 +43,7 @@ impl ToyEngine {
             limits: PendingLimits::default(),
             joins: BTreeMap::new(),
             lazy: false,
+            joins_fail: false,
         }
     }
 
@@ -72,6 +75,10 @@ impl ToyEngine {
     /// A piece of the join of what is staged as a whole, as the engine does it; `None` when there is nothing to join.
     pub(crate) fn join_piece(&mut self, id: DatabaseId) -> Option<Vec<News>> {
         let staged = self.store.view(&id).unwrap().staged().unwrap().filter(Staged::is_complete)?;
+        if self.joins_fail {
+            self.stage(id, SnapshotWrite::Discard);
+            return Some(vec![News::Snapshot(id, SnapshotOutcome::Failed)]);
+        }
         let replica = self.replicas.get_mut(&id)?;
         let (vv, revision) = (replica.vv(), replica.meta().revision);
         let mut join = self.joins.remove(&id).unwrap_or_else(|| SnapshotJoin::new(id, staged.head, revision).unwrap());

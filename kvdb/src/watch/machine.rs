@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crdt::mutation::{Mutation, active};
 use crdt::{Block, Key, LogEntry, Prefix, View, WallTime};
 
 use super::{Position, Recent, WatchChange, WatchEvent, WatchPut, WatchToken};
@@ -55,7 +56,7 @@ impl Watcher {
             // Later gaps are found when the watch comes to them, and told by a reset.
             Some(LogEntry { revision, dot, .. }) => {
                 let kept = view.block_hash(&dot).map_err(|error| read_error(&error))?;
-                Ok(revision == token.revision + 1 && kept.is_some())
+                Ok(revision == token.revision + 1 && (kept.is_some() || active(Mutation::TokenAcrossReset)))
             }
         }
     }
@@ -157,6 +158,10 @@ impl Watcher {
             let LogEntry { revision, dot, .. } = entry.map_err(|error| read_error(&error))?;
             if revision != self.to.revision + 1 {
                 return Ok(false);
+            }
+            if dot.seq == 0 && active(Mutation::TokenAcrossReset) {
+                self.to = Position { revision, dot: None };
+                continue;
             }
             if dot.seq == 0 {
                 // Rows were replaced as a whole.

@@ -18,9 +18,12 @@ impl Check for Figures {
 
     fn committed(&mut self, node: NodeId, set: &WriteSet, truth: &Truth) -> Verdict {
         let copy = truth.copy(node, set.database);
-        for (says, must, what) in
-            [(set.meta.revision, copy.order.len() as u64, "revision"), (set.meta.keys, copy.alive.len() as u64, "number of keys")]
-        {
+        for (says, must, what) in [
+            // A switch to a snapshot's rows takes a revision like a block.
+            (set.meta.revision, copy.revision(), "revision"),
+            (set.meta.keys, copy.alive.len() as u64, "number of keys"),
+            (set.meta.log_floor, copy.floor, "floor"),
+        ] {
             if says != must {
                 return Err(format!("n{node} says {what} {says}, it must be {must}"));
             }

@@ -8,12 +8,14 @@ mod agreement;
 mod answers;
 mod batches;
 mod closure;
+mod conditions;
 mod confirmed;
 mod deleted;
 mod equality;
 mod expected;
 mod figures;
 mod heads;
+mod history;
 mod honest;
 mod memory;
 mod names;
@@ -22,8 +24,10 @@ mod outcome;
 mod rows;
 mod seen;
 mod stamps;
+mod tidy;
 mod truth;
 mod visible;
+mod watch;
 
 use std::collections::BTreeSet;
 
@@ -37,7 +41,7 @@ use crate::scenario::Scenario;
 use crate::script::Script;
 use crate::time::Time;
 
-pub use truth::{Copy, Put, Truth, needs};
+pub use truth::{Copy, Put, Truth, needs, switches};
 
 /// What a checker says: nothing, or what is wrong.
 pub type Verdict = Result<(), String>;
@@ -82,6 +86,14 @@ pub trait Check {
         Ok(())
     }
 
+    /// A node's disk took a batch; the truth has its blocks, and still what it drops of history and requests.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn trimming(&mut self, _: NodeId, _: &WriteSet, _: &Truth) -> Verdict {
+        Ok(())
+    }
+
     /// Something else was seen.
     ///
     /// # Errors
@@ -106,6 +118,11 @@ pub trait Check {
         Ok(())
     }
 
+    /// Marks that it saw reached, with how often.
+    fn marks(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// The run is over: all faults healed long ago.
     ///
     /// # Errors
@@ -120,7 +137,10 @@ pub trait Check {
 pub fn all(scenario: &Scenario) -> Vec<Box<dyn Checker>> {
     let script = Script::parse(&scenario.script).unwrap_or_default();
     let visible = visible::Visible::within(scenario.visible_within_ms);
-    vec![Box::new(Checkers::new().with(Box::new(expected::Expected(script.end))).with(Box::new(visible)))]
+    let history = history::History::new(scenario.nodes, scenario.history.holders);
+    let tidy = tidy::Tidy::new(scenario.upkeep.grace_ms);
+    let all = Checkers::new().with(Box::new(expected::Expected(script.end))).with(Box::new(visible));
+    vec![Box::new(all.with(Box::new(history)).with(Box::new(tidy)))]
 }
 
 /// So many commits pass between two looks at everything.
@@ -133,6 +153,7 @@ pub struct Checkers {
     /// Nodes whose disk was replaced since their process ended.
     replaced: BTreeSet<NodeId>,
     commits: u64,
+    switches: u64,
     broken: Option<&'static str>,
 }
 
@@ -171,8 +192,10 @@ impl Checkers {
             Box::new(honest::Honest::default()),
             Box::new(memory::Memory),
             Box::new(equality::Equality),
+            Box::new(watch::Watching::default()),
+            Box::new(conditions::Conditions::default()),
         ];
-        Self { truth: Truth::default(), checks, replaced: BTreeSet::new(), commits: 0, broken: None }
+        Self { truth: Truth::default(), checks, replaced: BTreeSet::new(), commits: 0, switches: 0, broken: None }
     }
 
     /// One more rule, of an application for instance.
@@ -207,6 +230,13 @@ impl Checkers {
     fn committed(&mut self, at: Time, node: NodeId, sets: &[WriteSet], world: &WorldView<'_>) -> Verdict {
         let wall = world.wall(node, at);
         for set in sets {
+            if switches(set) {
+                if let Err(what) = self.truth.switch(node, set) {
+                    self.broken = Some("causal closure");
+                    return Err(what);
+                }
+                self.switches += 1;
+            }
             for (_, block) in &set.blocks {
                 let new = !self.truth.blocks.contains_key(&(set.database, block.dot()));
                 let local = new && block.author().public_key == world.public_key(node);
@@ -216,6 +246,8 @@ impl Checkers {
                 })?;
                 self.truth.take(node, block);
             }
+            self.each(|check, truth| check.trimming(node, set, truth))?;
+            self.truth.trim(node, set);
             self.each(|check, truth| check.committed(node, set, truth))?;
         }
         self.truth.batch(node);
@@ -229,9 +261,9 @@ impl Checkers {
         let (batches, synced) = world.history(node);
         self.truth.restart(node, batches.len());
         for database in world.databases() {
-            let blocks = stored_blocks(node, database, world)?;
-            let before = self.truth.replace(node, *database, &blocks, &batches_of(node, database, world));
+            let before = self.truth.replace(node, *database, batches)?;
             self.truth.synced(node, batches.len(), synced);
+            stored_log(node, database, &self.truth, world)?;
             self.each(|check, truth| check.started(node, *database, &before, image, truth))?;
             self.each(|check, truth| check.glance(node, *database, world, truth))?;
         }
@@ -267,6 +299,10 @@ impl Checker for Checkers {
                 return Ok(());
             }
             Observation::Healed => self.glance(world)?,
+            // Now that the turn is over: all that the new rows must be, at once.
+            Observation::Switched { node, database } => {
+                self.each(|check, truth| check.glance(*node, *database, world, truth))?;
+            }
             _ => {}
         }
         self.each(|check, truth| check.seen(seen, truth))
@@ -276,33 +312,33 @@ impl Checker for Checkers {
         self.glance(world)?;
         self.each(|check, truth| check.finish(world, truth))
     }
+
+    fn marks(&self) -> Vec<(&'static str, u64)> {
+        let mut marks = vec![("snapshot_switches", self.switches)];
+        marks.extend(self.checks.iter().flat_map(|check| check.marks()));
+        marks
+    }
 }
 
-/// Every block that the batches on a node's disk brought, in the order of merging. What its log still keeps of them must
-/// be the last part, without a gap.
-fn stored_blocks(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Result<Vec<Block>, String> {
-    let taken: Vec<Block> = world.blocks(node, database).cloned().collect();
-    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(taken) };
-    let log: Vec<crdt::LogEntry> = view.log(0).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-    let dropped = taken.len().checked_sub(log.len()).ok_or(format!("n{node} has more in its log than it ever took"))?;
-    for ((expected, entry), block) in (dropped as u64 + 1..).zip(&log).zip(taken.iter().skip(dropped)) {
-        let crdt::LogEntry { revision, dot, .. } = *entry;
-        if (revision, dot) != (expected, block.dot()) {
-            return Err(format!("n{node} has {dot} at revision {revision} where {} at {expected} must be", block.dot()));
-        }
-        let stored = view.block(&dot).map_err(|error| error.to_string())?;
-        if stored.is_none_or(|stored| stored.hash != block.hash()) {
+/// What a node's log still keeps must be the last part of what it took, without a gap and with every block.
+fn stored_log(node: NodeId, database: &DatabaseId, truth: &Truth, world: &WorldView<'_>) -> Verdict {
+    let copy = truth.copy(node, *database);
+    let Some(view) = world.store(node).and_then(|store| store.view(database).ok()) else { return Ok(()) };
+    let mut next = copy.floor + 1;
+    for entry in view.log(0) {
+        let crdt::LogEntry { revision, dot, .. } = entry.map_err(|error| error.to_string())?;
+        let taken = usize::try_from(revision - 1).ok().and_then(|at| copy.log.get(at)).copied();
+        let Some(taken) = taken.filter(|taken| revision == next && taken.is_none_or(|taken| taken == dot)) else {
+            return Err(format!("n{node} has {dot} at revision {revision} of its log, {next} comes next, there was {taken:?}"));
+        };
+        let stored = if taken.is_some() { view.block(&dot).map_err(|error| error.to_string())? } else { None };
+        let must = truth.blocks.get(&(*database, dot)).map(Block::hash);
+        if taken.is_some() && stored.map(|stored| stored.hash) != must {
             return Err(format!("n{node} has {dot} in its log and not the block of it"));
         }
+        next += 1;
     }
-    Ok(taken)
-}
-
-/// In which batch of the node's disk each block of a database came, in the order of merging.
-fn batches_of(node: NodeId, database: &DatabaseId, world: &WorldView<'_>) -> Vec<usize> {
-    let batches = world.history(node).0.iter().enumerate();
-    let sets = batches.flat_map(|(at, batch)| batch.iter().filter(|set| set.database == *database).map(move |set| (at, set)));
-    sets.flat_map(|(at, set)| std::iter::repeat_n(at, set.blocks.len())).collect()
+    if next == copy.revision() + 1 { Ok(()) } else { Err(format!("the log of n{node} ends before revision {next}")) }
 }
 
 /// The state record that a start would find. What is in the engine's memory may be ahead of it after a failed commit.

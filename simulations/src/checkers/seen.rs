@@ -13,6 +13,8 @@ use crate::observe::{NodeId, Observation};
 pub(super) struct Seen {
     /// Puts at a key that a node was asked for and has not answered.
     open: BTreeMap<(NodeId, Key), u64>,
+    /// What writes at a key that were asked for name as seen.
+    named: BTreeMap<(NodeId, Key), Vec<BTreeSet<Dot>>>,
 }
 
 impl Check for Seen {
@@ -26,13 +28,22 @@ impl Check for Seen {
             return Ok(());
         }
         for op in block.ops() {
+            let named: BTreeSet<Dot> = op.superseded.iter().copied().collect();
+            let had: BTreeSet<Dot> = before.row(&op.key).into_iter().collect();
+            if let Some(sets) = self.named.get_mut(&(node, op.key.clone()))
+                && let Some(at) = sets.iter().position(|set| named.iter().eq(set.intersection(&had)))
+            {
+                // It replaces what its author named, and of that what is there; unless that is all, as of any other write.
+                if named != had {
+                    sets.swap_remove(at);
+                }
+                continue;
+            }
             // A put of the same group may have been there to delete.
             let alone = self.open.get(&(node, op.key.clone())).is_none_or(|open| *open == 0);
             if op.change == Change::Tombstone && alone && before.winner(&op.key, wall).is_none() {
                 return Err(format!("{} of n{node} deletes {}, at which nothing was to be seen", block.dot(), op.key));
             }
-            let named: BTreeSet<Dot> = op.superseded.iter().copied().collect();
-            let had: BTreeSet<Dot> = before.row(&op.key).into_iter().collect();
             if had.len() > MAX_OP_SUPERSEDED {
                 continue;
             }
@@ -50,6 +61,11 @@ impl Check for Seen {
             Observation::Answered { node, ops, .. } => (*node, *ops, false),
             _ => return Ok(()),
         };
+        for op in ops.iter().filter(|_| asked) {
+            if let Some(seen) = op.terms.as_ref().and_then(|terms| terms.seen.as_ref()) {
+                self.named.entry((node, op.key.clone())).or_default().push(seen.iter().copied().collect());
+            }
+        }
         for op in ops.iter().filter(|op| op.change != Change::Tombstone) {
             let open = self.open.entry((node, op.key.clone())).or_default();
             *open = if asked { *open + 1 } else { open.saturating_sub(1) };

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crdt::testing::Reference;
-use crdt::{Block, BlockHash, Change, DatabaseId, Dot, Expiry, Key, RequestId, Stamp, WallTime};
+use crdt::{
+    Block, BlockHash, Change, DatabaseId, Dot, Expiry, Key, ReplicaId, RequestId, SnapshotWrite, Stamp, WallTime, WriteSet,
+};
 
+use crate::disk::Batch;
 use crate::observe::NodeId;
 
 /// A put as the model keeps it.
@@ -19,8 +22,12 @@ pub struct Put {
 /// One node's copy of one database, as it must be.
 #[derive(Debug, Clone, Default)]
 pub struct Copy {
-    /// The merged blocks in the order in which the disk took them.
+    /// The merged blocks in the order in which the disk took them; those that a snapshot brought at its switch.
     pub order: Vec<Dot>,
+    /// What was merged at each revision, from 1 on; a switch to a snapshot's rows has a revision too, and no block.
+    pub log: Vec<Option<Dot>>,
+    /// The revision up to which log and blocks are not kept any more.
+    pub floor: u64,
     /// The same as a set.
     pub merged: BTreeSet<Dot>,
     /// How many of them, from the first on, are on disk for certain.
@@ -33,20 +40,54 @@ pub struct Copy {
     pub dead: BTreeSet<(Key, Dot)>,
     /// Merged blocks that no merged block names as a parent.
     pub heads: BTreeSet<Dot>,
-    /// For each request the first block that answers it.
+    /// For each request whose outcome is kept the first block that answers it.
     pub answers: BTreeMap<RequestId, Dot>,
+    /// Requests of which a snapshot brought several answers at once, or perhaps none since they were forgotten somewhere:
+    /// what is kept of them here is the sender's to say.
+    pub unsure: BTreeSet<RequestId>,
+    vv: BTreeMap<ReplicaId, u64>,
     named: BTreeSet<Dot>,
     /// In which batch of the disk each of `order` came.
     batches: Vec<usize>,
 }
 
 impl Copy {
-    /// Takes in a block, whatever came before.
+    /// Merges a block at the next revision, whatever came before.
     pub fn take(&mut self, block: &Block) {
+        self.log.push(Some(block.dot()));
+        self.add(block);
+    }
+
+    /// Takes in what a snapshot covers and this copy does not, at the next revision.
+    fn switch(&mut self, brought: &[&Block], forgotten: &BTreeSet<RequestId>) {
+        self.log.push(None);
+        let mut new: BTreeSet<RequestId> = BTreeSet::new();
+        for answer in brought.iter().flat_map(|block| block.answers()) {
+            if !self.answers.contains_key(&answer.request) && (!new.insert(answer.request) || forgotten.contains(&answer.request))
+            {
+                self.unsure.insert(answer.request);
+            }
+        }
+        for block in brought {
+            self.add(block);
+        }
+    }
+
+    /// Drops history and outcomes of requests, as a write set says.
+    pub fn trim(&mut self, set: &WriteSet) {
+        self.floor = set.truncation.entries.last().map_or(self.floor, |entry| entry.revision);
+        for (request, _) in &set.forgotten {
+            self.answers.remove(request);
+        }
+    }
+
+    fn add(&mut self, block: &Block) {
         let dot = block.dot();
         if self.merged.insert(dot) {
             self.order.push(dot);
         }
+        let entry = self.vv.entry(dot.replica).or_default();
+        *entry = (*entry).max(dot.seq);
         for parent in block.parents() {
             self.named.insert(parent.dot);
             self.heads.remove(&parent.dot);
@@ -92,6 +133,18 @@ impl Copy {
         seen.map(|(dot, put)| (put.stamp, *dot)).max().map(|(_, dot)| dot)
     }
 
+    /// The last revision.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.log.len() as u64
+    }
+
+    /// The revision after which nothing but blocks came.
+    #[must_use]
+    pub fn switched_at(&self) -> u64 {
+        self.log.iter().rposition(Option::is_none).map_or(0, |at| at as u64 + 1)
+    }
+
     /// Whether the block is merged.
     #[must_use]
     pub fn covers(&self, dot: &Dot) -> bool {
@@ -108,6 +161,8 @@ pub struct Truth {
     copies: BTreeMap<(NodeId, DatabaseId), Copy>,
     /// Complete batches of each node's disk.
     batches: BTreeMap<NodeId, usize>,
+    /// Requests whose outcomes any node has forgotten.
+    forgotten: BTreeSet<RequestId>,
     nothing: Copy,
 }
 
@@ -126,12 +181,56 @@ impl Truth {
     /// A node's disk took a block.
     pub fn take(&mut self, node: NodeId, block: &Block) {
         let database = block.database();
-        self.names.insert(block.hash(), block.dot());
-        self.blocks.entry((database, block.dot())).or_insert_with(|| block.clone());
+        self.know(block);
         let batch = self.batches.get(&node).copied().unwrap_or(0);
         let copy = self.copies.entry((node, database)).or_default();
         copy.take(block);
         copy.batches.resize(copy.order.len(), batch);
+    }
+
+    /// A node's disk has switched to a snapshot's rows.
+    ///
+    /// # Errors
+    /// When it claims what no disk ever had.
+    pub fn switch(&mut self, node: NodeId, set: &WriteSet) -> Result<(), String> {
+        let batch = self.batches.get(&node).copied().unwrap_or(0);
+        let mut copy = self.copies.remove(&(node, set.database)).unwrap_or_default();
+        let switched = self.switch_copy(&mut copy, set);
+        copy.batches.resize(copy.order.len(), batch);
+        self.copies.insert((node, set.database), copy);
+        switched.map_err(|what| format!("n{node} {what}"))
+    }
+
+    fn switch_copy(&self, copy: &mut Copy, set: &WriteSet) -> Result<(), String> {
+        let mut brought = Vec::new();
+        for (replica, entry) in &set.vv {
+            for seq in copy.vv.get(replica).copied().unwrap_or(0) + 1..=entry.seq {
+                let dot = Dot { replica: *replica, seq };
+                let known = self.blocks.get(&(set.database, dot));
+                brought.push(known.ok_or_else(|| format!("claims {dot} by a snapshot, which no disk ever had"))?);
+            }
+        }
+        copy.switch(&brought, &self.forgotten);
+        Ok(())
+    }
+
+    /// Drops history and outcomes of requests from a node's copy.
+    pub fn trim(&mut self, node: NodeId, set: &WriteSet) {
+        self.forgotten.extend(set.forgotten.iter().map(|(request, _)| *request));
+        if let Some(copy) = self.copies.get_mut(&(node, set.database)) {
+            copy.trim(set);
+        }
+    }
+
+    /// Whether any node has forgotten the outcome of a request.
+    #[must_use]
+    pub fn is_forgotten(&self, request: &RequestId) -> bool {
+        self.forgotten.contains(request)
+    }
+
+    fn know(&mut self, block: &Block) {
+        self.names.insert(block.hash(), block.dot());
+        self.blocks.entry((block.database(), block.dot())).or_insert_with(|| block.clone());
     }
 
     /// A node's disk says that it has synced so many of its batches, and really has synced so many.
@@ -152,16 +251,26 @@ impl Truth {
         self.batches.insert(node, batches);
     }
 
-    /// A node's disk is found to hold just these blocks of a database, in this order, from these of its batches.
-    pub fn replace(&mut self, node: NodeId, database: DatabaseId, blocks: &[Block], batches: &[usize]) -> Copy {
+    /// A node's disk is found to hold what these batches wrote. Returns what was known of the database before.
+    ///
+    /// # Errors
+    /// When it claims what no disk ever had.
+    pub fn replace(&mut self, node: NodeId, database: DatabaseId, batches: &[Batch]) -> Result<Copy, String> {
         let mut copy = Copy::default();
-        for block in blocks {
-            self.names.insert(block.hash(), block.dot());
-            self.blocks.entry((database, block.dot())).or_insert_with(|| block.clone());
-            copy.take(block);
+        for (at, batch) in batches.iter().enumerate() {
+            for set in batch.iter().filter(|set| set.database == database) {
+                if switches(set) {
+                    self.switch_copy(&mut copy, set)?;
+                }
+                for (_, block) in &set.blocks {
+                    self.know(block);
+                    copy.take(block);
+                }
+                copy.trim(set);
+            }
+            copy.batches.resize(copy.order.len(), at);
         }
-        copy.batches = batches.to_vec();
-        self.copies.insert((node, database), copy).unwrap_or_default()
+        Ok(self.copies.insert((node, database), copy).unwrap_or_default())
     }
 
     /// A node's disk has deleted a database.
@@ -190,6 +299,12 @@ impl Truth {
         }
         Ok(Reference::fold(blocks))
     }
+}
+
+/// Whether a write set puts a snapshot's rows in the place of others.
+#[must_use]
+pub fn switches(set: &WriteSet) -> bool {
+    set.snapshot.iter().any(|write| matches!(write, SnapshotWrite::Switch { .. }))
 }
 
 /// Everything that must be merged before a block.

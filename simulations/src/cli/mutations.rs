@@ -39,8 +39,21 @@ mod switched {
     use crate::scenarios;
 
     /// Where the faults are looked for, in this order.
-    const SCENARIOS: &[&str] =
-        &["chaos", "mutation-hunt", "calm", "wide", "broad", "crowd", "retries", "expiry", "reads", "hostile"];
+    const SCENARIOS: &[&str] = &[
+        "chaos",
+        "mutation-hunt",
+        "calm",
+        "wide",
+        "gossip",
+        "retries",
+        "snapshots",
+        "conditions",
+        "upkeep",
+        "expiry",
+        "reads",
+        "hostile",
+        "crowd",
+    ];
 
     struct Found {
         scenario: String,

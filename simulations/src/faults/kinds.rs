@@ -1,10 +1,8 @@
 //! Each kind of fault: its number, its name, and what it does.
 
-use crdt::{Store as _, VersionVector, View as _};
-use kvdb::engine::machine::Work;
+use crdt::{Store as _, View as _};
 
 use super::Strike;
-use crate::node::Sender;
 use crate::observe::{End, NodeId};
 use crate::random::Random;
 use crate::time::Time;
@@ -58,6 +56,9 @@ pub enum Kind {
     WholePower,
     IdentityTwice,
     DropDatabase,
+    CompactAll,
+    AwayLonger,
+    SlowWatcher,
 }
 
 /// A row of the list.
@@ -77,10 +78,6 @@ pub struct Fault {
 
 const fn fault(name: &'static str, kind: Kind, about: &'static str) -> Fault {
     Fault { name, about, kind: Some(kind), only_named: false, of_fleet: false }
-}
-
-const fn not_yet(name: &'static str, about: &'static str) -> Fault {
-    Fault { name, about, kind: None, only_named: false, of_fleet: false }
 }
 
 const fn of_fleet(name: &'static str, kind: Kind, about: &'static str) -> Fault {
@@ -115,20 +112,15 @@ pub const FAULTS: &[Fault] = &[
     fault("clock-jump", Kind::ClockJump, "a clock steps by up to three hours, forwards or backwards"),
     fault("drift-and-freeze", Kind::DriftAndFreeze, "a clock runs wrong by up to a tenth, and its process stops for a moment"),
     fault("pause", Kind::Pause, "a process is stopped for 30 s or longer and goes on as if nothing had been"),
-    not_yet(
-        "away-longer-than-history",
-        "a node comes back when its peers have compacted what it lacks: needs checkers that follow snapshots",
-    ),
+    fault("away-longer-than-history", Kind::AwayLonger, "a node comes back when its peers have compacted what it lacks"),
     of_fleet("flapping-membership", Kind::MembershipFlaps, "a member's process ends and starts several times in a few seconds"),
     of_fleet("placement-change", Kind::PlacementChange, "a member is told to hold nothing for a while"),
-    Fault {
-        name: "compactions-on-different-views",
-        about: "a node drops history, up to what all others have on disk; not with lost disks and old images: the checkers do not follow snapshots yet",
-        kind: Some(Kind::Compact),
-        only_named: true,
-        of_fleet: false,
-    },
-    not_yet("compaction-during-catch-up", "a node compacts while a peer catches up: needs checkers that follow snapshots"),
+    fault(
+        "compactions-on-different-views",
+        Kind::Compact,
+        "a node is told to keep little history: it drops what enough others have on disk, as far as it has heard",
+    ),
+    fault("compaction-during-catch-up", Kind::CompactAll, "all nodes drop all history that they may, whoever is behind"),
     fault("version-skew", Kind::VersionSkew, "a node is rolled to another version of the wire format, and back"),
     fault(
         "hostile-peer",
@@ -136,7 +128,7 @@ pub const FAULTS: &[Fault] = &[
         "a node sends garbage, replays, forged blocks, lies about what it has, floods, and withholds blocks",
     ),
     fault("overload", Kind::Overload, "hundreds of writes at once at one node"),
-    not_yet("slow-watcher", "a watcher does not read: needs clients that watch"),
+    fault("slow-watcher", Kind::SlowWatcher, "a watcher does not read for a while"),
     fault("crash", Kind::Crash, "the process is killed and started again"),
     fault("slow-sync", Kind::SlowSync, "a disk syncs up to a thousand times slower"),
     fault("lying-sync", Kind::LyingSync, "a disk says that it has synced and has not"),
@@ -218,6 +210,9 @@ pub(super) fn strike(world: &mut World, kind: Kind, strike: &Strike) -> bool {
         }
         Kind::LongAway => long_away(world, node, size),
         Kind::Compact => compact(world, node, size),
+        Kind::CompactAll => compact_all(world),
+        Kind::AwayLonger => away_longer(world, strike),
+        Kind::SlowWatcher => world.slow_watcher(size, Time(strike.lasts_us * 4)),
         _ => break_disk(world, kind, strike),
     }
 }
@@ -372,24 +367,39 @@ fn end(world: &mut World, node: NodeId, how: End) -> bool {
     up
 }
 
-/// Drops a part of the history that all others have on disk.
+/// A node is told to keep less history than it has.
 fn compact(world: &mut World, id: NodeId, size: u64) -> bool {
-    let Some(database) = world.databases.get(usize::try_from(size >> 32).unwrap_or(0) % world.databases.len().max(1)).copied()
-    else {
-        return false;
-    };
-    let others = world.nodes.iter().filter(|node| node.id != id && !node.gone);
-    let synced: Vec<VersionVector> = others.map(|node| node.disk().synced_vv(&database)).collect();
-    let Some(node) = world.nodes.get(id).filter(|node| node.process().is_some()) else { return false };
-    let Ok(view) = node.disk().contents().view(&database) else { return false };
-    let log = view.log(1).filter_map(Result::ok);
-    let safe: Vec<u64> =
-        log.take_while(|entry| synced.iter().all(|vv| vv.covers(&entry.dot))).map(|entry| entry.revision).collect();
+    let databases = world.databases.len().max(1);
+    let at = usize::try_from(size >> 32).unwrap_or(0) % databases;
+    let Some(database) = world.databases.get(at).copied() else { return false };
+    let process = world.nodes.get(id).and_then(|node| node.process());
+    let Some(replica) = process.and_then(|process| process.engine.replica(&database)) else { return false };
     // Not always all of it, so that floors differ.
-    let part = safe.len() * usize::try_from(1 + size % 4).unwrap_or(1) / 4;
-    let Some(through) = safe.get(part.saturating_sub(1)).copied().filter(|_| part > 0) else { return false };
-    world.submit(id, Work::Truncate { database, through, limit: part }, Sender::Nobody);
+    let keep = replica.meta().history_bytes * (size % 4) / 4;
+    world.compact(id, database, keep);
     true
+}
+
+fn compact_all(world: &mut World) -> bool {
+    for id in 0..world.nodes.len() {
+        for database in world.databases.clone() {
+            world.compact(id, database, 0);
+        }
+    }
+    true
+}
+
+/// A node is away, and before it comes back the others drop what it lacks.
+fn away_longer(world: &mut World, strike: &Strike) -> bool {
+    let up = world.nodes.get(strike.node).is_some_and(|node| node.process().is_some());
+    if up {
+        let away = Time::secs(5 + strike.size % 30);
+        world.end_process(strike.node, End::Process);
+        world.after(away, Event::Boot(strike.node));
+        let number = number_of("compaction-during-catch-up").unwrap_or(0);
+        later(world, away.since(Time::ms(500)), Strike { number, node: strike.other, ..strike.clone() });
+    }
+    up
 }
 
 fn long_away(world: &mut World, node: NodeId, size: u64) -> bool {

@@ -4,11 +4,13 @@ use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use crdt::{Block, Change, Durability, LocalOp};
+use crdt::{Block, Change, Durability, LocalOp, SnapshotWrite};
 
 use super::diagram::Entry;
 use crate::faults::FAULTS;
-use crate::observe::{Checker, NodeId, Observation, WorldView};
+use kvdb::watch::WatchChange;
+
+use crate::observe::{Checker, NodeId, Observation, Watched, WorldView};
 use crate::script::SCRIPT_CLIENT;
 use crate::time::Time;
 
@@ -105,7 +107,21 @@ fn describe(seen: &Observation<'_>) -> Described {
             for (_, block) in writes.iter().flat_map(|set| &set.blocks) {
                 let _ = write!(text, " {}", block_text(block));
             }
+            for set in *writes {
+                for write in &set.snapshot {
+                    text.push_str(snapshot_text(write));
+                }
+                let dropped = set.truncation.entries.len();
+                if dropped > 0 {
+                    let _ = write!(text, " drops {dropped} of the log");
+                }
+            }
             (Some(*node), None, "commit", text)
+        }
+        Observation::Switched { node, .. } => (Some(*node), None, "commit", "switches to a snapshot's rows".to_owned()),
+        Observation::Tidies { node, ops, .. } => (Some(*node), None, "ask", format!("tidies up: {}", ops_text(ops))),
+        Observation::Watch { watcher, node, what, .. } => {
+            (Some(*node), None, "watch", format!("watcher {watcher}: {}", watched_text(what)))
         }
         Observation::Synced { node, lied, .. } => {
             (Some(*node), None, "sync", if *lied { "syncs, the disk lies" } else { "syncs" }.to_owned())
@@ -155,6 +171,35 @@ fn describe(seen: &Observation<'_>) -> Described {
         }
         Observation::Healed => (None, None, "world", "all faults are over".to_owned()),
         Observation::Equal => (None, None, "world", "all are equal".to_owned()),
+    }
+}
+
+fn snapshot_text(write: &SnapshotWrite) -> &'static str {
+    match write {
+        SnapshotWrite::Discard => " discards a snapshot",
+        SnapshotWrite::Begin { .. } => " begins to stage a snapshot",
+        SnapshotWrite::Chunk { .. } => " stages a chunk",
+        SnapshotWrite::Build => " begins a join",
+        SnapshotWrite::Append(_) | SnapshotWrite::Patch(_) => " joins",
+        SnapshotWrite::Seal => " has joined all",
+        SnapshotWrite::Switch { .. } => " switches",
+        SnapshotWrite::Value { .. } | SnapshotWrite::Copy { .. } => "",
+    }
+}
+
+fn watched_text(what: &Watched<'_>) -> String {
+    match what {
+        Watched::Listed { map, at, .. } => format!("lists {} keys at revision {at}", map.len()),
+        Watched::Resumed(token) => format!("goes on from {token}"),
+        Watched::TooOld(token) => format!("{token} is too old"),
+        Watched::CaughtUp { map } => format!("has all, {} keys", map.len()),
+        Watched::Ready(event, _) => format!("event ready, token {:?}", event.token),
+        Watched::Event(event) => match &event.change {
+            WatchChange::Put(put) => format!("{} is {}", put.key, short_dot(put.dot)),
+            WatchChange::Deleted(key) => format!("{key} is gone"),
+            WatchChange::Listed => "listed".to_owned(),
+            WatchChange::Reset => "must list again".to_owned(),
+        },
     }
 }
 

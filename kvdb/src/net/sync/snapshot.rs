@@ -6,13 +6,15 @@
 
 use std::collections::VecDeque;
 
+use crdt::mutation::{Mutation, active};
 use crdt::snapshot::{Chunk, Purpose, SnapshotHead};
 use crdt::{Cursor, SnapshotId, SnapshotWrite, Staged};
 
 use super::*;
 use crate::engine::port::SnapshotOutcome;
 use crate::net::limits::{
-    MAX_SNAPSHOT_VIEWS, MAX_SNAPSHOTS_SERVED, SNAPSHOT_KEEP, SNAPSHOT_PATIENCE, SNAPSHOT_STALL, SNAPSHOT_WINDOW_CHUNKS,
+    MAX_SNAPSHOT_VIEWS, MAX_SNAPSHOTS_SERVED, MAX_SYNC_GAP, SNAPSHOT_KEEP, SNAPSHOT_PATIENCE, SNAPSHOT_STALL,
+    SNAPSHOT_WINDOW_CHUNKS,
 };
 use crate::net::wire::{ChunkName, EndReason, Resume, SnapshotFrame};
 
@@ -83,6 +85,8 @@ pub(super) struct Snapshots {
     joining_from: BTreeMap<DatabaseId, (PeerId, SnapshotId)>,
     /// What is received, or joined, to take a replica's place.
     repairs: BTreeMap<DatabaseId, Purpose>,
+    /// Joins that failed here in a row, and when the next snapshot may be asked for.
+    failed: BTreeMap<DatabaseId, (u32, Moment)>,
     /// When to take a snapshot from whoever has one, if nobody with the rest of the staged one comes before.
     due: BTreeMap<DatabaseId, Moment>,
 }
@@ -152,6 +156,12 @@ impl SyncMachine {
         serving.filter_map(|serving| serving.opened.as_ref().map(|opened| opened.revision + 1)).min()
     }
 
+    /// Views opened for snapshots since the start.
+    #[cfg(test)]
+    pub(super) fn snapshot_count(&self) -> u64 {
+        self.snapshots.views
+    }
+
     /// Whether a snapshot is being received or joined.
     #[must_use]
     pub fn takes_snapshot(&self, database: &DatabaseId) -> bool {
@@ -180,7 +190,7 @@ impl SyncMachine {
         let Some(of) = self.sessions.get(&session) else { return };
         let (peer, database) = (of.peer, of.database);
         let mine = |serving: &Serving| serving.peer == peer && serving.database == database;
-        if let Some(Resume { id, index, at }) = resume
+        if let Some(Resume { id, index, at }) = resume.clone()
             && let Some(serving) = self.snapshots.serving.get_mut(&id).filter(|serving| mine(serving))
             && let Some(opened) = serving.opened.as_ref()
             && let Ok(at) = Cursor::decode(at)
@@ -197,19 +207,25 @@ impl SyncMachine {
         for id in gone {
             self.stop_serving(id);
         }
-        let active = self.snapshots.serving.values().filter(|serving| !serving.away && !serving.read_out).count();
+        let sending = self.snapshots.serving.values().filter(|serving| !serving.away && !serving.read_out).count();
         let id = SnapshotId { boot: self.snapshots.boot, view: self.snapshots.views + 1 };
-        if active >= MAX_SNAPSHOTS_SERVED || self.snapshots.serving.len() >= MAX_SNAPSHOT_VIEWS {
+        if sending >= MAX_SNAPSHOTS_SERVED || self.snapshots.serving.len() >= MAX_SNAPSHOT_VIEWS {
             self.send_snapshot(peer, database, SnapshotFrame::End { id, reason: EndReason::Busy });
             return;
         }
         self.snapshots.views += 1;
+        let (id, next) = match resume {
+            Some(Resume { id, index, at }) if active(Mutation::SnapshotOtherView) => {
+                (id, (index, Cursor::decode(at).unwrap_or(Cursor::START)))
+            }
+            _ => (id, (0, Cursor::START)),
+        };
         let serving = Serving {
             peer,
             database,
             opened: None,
-            next: Some((0, Cursor::START)),
-            taken: 0,
+            taken: next.0,
+            next: Some(next),
             reading: false,
             away: false,
             read_out: false,
@@ -230,8 +246,9 @@ impl SyncMachine {
             Some(opened) => {
                 let head = opened.head.encode();
                 serving.opened = Some(opened);
+                let index = serving.next.as_ref().map_or(0, |(index, _)| *index);
                 if !serving.away {
-                    self.send_snapshot(peer, database, SnapshotFrame::Head { index: 0, head });
+                    self.send_snapshot(peer, database, SnapshotFrame::Head { index, head });
                     self.read_on(id);
                 }
             }
@@ -338,7 +355,9 @@ impl SyncMachine {
         // Whoever sent what is staged may come back.
         let other = self.snapshots.staged.contains_key(&database)
             && self.snapshots.joining_from.get(&database).is_some_and(|(from, _)| *from != peer);
-        if self.snapshots.writing.contains_key(&database) {
+        if let Some((_, until)) = self.snapshots.failed.get(&database).filter(|(_, until)| *until > self.now) {
+            self.snapshots.due.insert(database, *until);
+        } else if self.snapshots.writing.contains_key(&database) {
             self.snapshots.due.insert(database, self.now);
         } else if other {
             self.snapshots.due.entry(database).or_insert(self.now + SNAPSHOT_PATIENCE);
@@ -459,6 +478,9 @@ impl SyncMachine {
         }
         let from = self.snapshots.joining_from.remove(&database);
         let session = from.and_then(|(peer, _)| self.peers.get(&peer)?.sessions.get(&database).copied());
+        if *outcome != SnapshotOutcome::Failed {
+            self.snapshots.failed.remove(&database);
+        }
         match outcome {
             SnapshotOutcome::Joined => {
                 if let (Some((peer, id)), Some(_)) = (from, session) {
@@ -478,7 +500,13 @@ impl SyncMachine {
                     self.bad_snapshot(peer, database, cause.clone());
                 }
             }
-            SnapshotOutcome::Failed => drop(self.repaired(database, Err(RepairFailure::Unable))),
+            SnapshotOutcome::Failed => {
+                // A disk that cannot read a row will not read it at the next join either.
+                let failures = self.snapshots.failed.get(&database).map_or(0, |(failures, _)| *failures);
+                let pause = SNAPSHOT_PATIENCE.saturating_mul(1 << failures.min(16)).min(MAX_SYNC_GAP);
+                self.snapshots.failed.insert(database, (failures + 1, self.now + pause));
+                self.repaired(database, Err(RepairFailure::Unable));
+            }
         }
         // Whatever is lacking now is found by comparing; what was not joined is asked of whoever comes next.
         let sessions: Vec<SessionId> = self.ranks.get(&database).into_iter().flatten().map(|(_, id)| *id).collect();
@@ -554,6 +582,7 @@ impl SyncMachine {
         self.snapshots.joining.remove(&database);
         self.snapshots.joining_from.remove(&database);
         self.snapshots.due.remove(&database);
+        self.snapshots.failed.remove(&database);
     }
 
     pub(super) fn snapshot_tick(&mut self) {
@@ -583,6 +612,10 @@ impl SyncMachine {
             }
             self.snapshots.due.remove(&database);
             if self.takes_snapshot(&database) {
+                continue;
+            }
+            if let Some((_, until)) = self.snapshots.failed.get(&database).filter(|(_, until)| *until > now) {
+                self.snapshots.due.insert(database, *until);
                 continue;
             }
             // The nearest peer that has one; if there is none now, the next comparison finds one.

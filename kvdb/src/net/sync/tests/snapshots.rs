@@ -205,6 +205,21 @@ fn a_sender_of_bad_snapshots_is_cut_off_and_another_one_is_asked() {
     world.assert_equal(&db);
 }
 
+#[test]
+fn a_node_whose_disk_cannot_join_asks_for_snapshots_less_and_less_often() {
+    let (mut world, db) = away(3, 11);
+    world.nodes[2].engine.joins_fail = true;
+    connect_all(&mut world, 2);
+    world.pass(Duration::from_secs(600));
+    let sent = |world: &World| world.nodes[0].machine.snapshot_count() + world.nodes[1].machine.snapshot_count();
+    let asked = sent(&world);
+    assert!((2..=10).contains(&asked), "{asked} snapshots in ten minutes");
+    assert!(world.nodes.iter().all(|node| node.cut.is_empty()), "nobody is cut off for it");
+    world.nodes[2].engine.joins_fail = false;
+    world.pass(Duration::from_secs(900));
+    world.assert_equal(&db);
+}
+
 quickcheck! {
     /// Senders and receivers die, streams are cut, history is dropped and everybody writes while snapshots are on their
     /// way: in the end all are equal.
