@@ -7,6 +7,8 @@ mod acks;
 mod agreement;
 mod answers;
 mod batches;
+#[cfg(test)]
+mod bites;
 mod closure;
 mod conditions;
 mod confirmed;
