@@ -424,22 +424,15 @@ impl Driver {
     /// A closed database merges and accepts nothing more.
     async fn freeze(&mut self, database: DatabaseId) -> Option<Input> {
         let open = self.open.remove(&database)?;
-        if let Err(error) = open.sync().await {
-            tracing::warn!(%database, %error, "cannot sync a database that is to be let go of");
-            return None;
-        }
-        // What is on disk now is told before nothing more is said of it.
-        let own = self.node.peer_id();
-        for (peer, vv) in self.node.durable(database).await {
-            if peer == own {
-                let outputs = self.controller.handle(Input::Durable(database, own, vv), self.started.elapsed());
-                for output in outputs {
+        // Closed first: of what came between the look and the closing nobody would be asked whether it is elsewhere.
+        match open.close_and_tell().await {
+            Ok(vv) => {
+                let own = Input::Durable(database, self.node.peer_id(), vv);
+                for output in self.controller.handle(own, self.started.elapsed()) {
                     Box::pin(self.output(output)).await;
                 }
+                Some(Input::Frozen(database))
             }
-        }
-        match open.close().await {
-            Ok(()) => Some(Input::Frozen(database)),
             Err(error) => {
                 tracing::warn!(%database, %error, "cannot close a database that is to be let go of");
                 None

@@ -307,6 +307,19 @@ impl Database {
         }
     }
 
+    /// Closes the database as [`Database::close`], and then says what of it is on this node's disk: all that was ever merged.
+    ///
+    /// # Errors
+    /// When the sync failed; the database is closed all the same.
+    pub async fn close_and_tell(&self) -> Result<crdt::VersionVector, CloseError> {
+        let closed = self.0.place.engine.close_database(self.0.id).await;
+        // Nothing is merged from here on, so that this sync covers everything.
+        match self.0.place.engine.sync().await.and(closed) {
+            Ok(()) => Ok(self.0.shared.vv()),
+            Err(error) => Err(CloseError::Sync(error)),
+        }
+    }
+
     /// Whether the database was closed.
     pub fn is_closed(&self) -> bool {
         self.0.shared.is_closed()

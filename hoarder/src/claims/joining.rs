@@ -33,8 +33,9 @@ impl Holding {
         }
         let next = match joining {
             Joining::Claiming => self.claiming(context, own, wants),
-            // The claim was removed meanwhile: from the start.
-            _ if own.is_none_or(|claim| claim.store != context.store) => Some(Phase::Joining(Joining::Claiming)),
+            // Removed meanwhile: whether there is to be one again is decided as at the beginning, on a whole view.
+            _ if own.is_none() => Some(Phase::Idle),
+            _ if own.is_some_and(|claim| claim.store != context.store) => Some(Phase::Joining(Joining::Claiming)),
             Joining::Comparing(number) if context.compared >= *number => {
                 // Only what is said from now on counts.
                 self.ask_anew();
@@ -77,6 +78,8 @@ impl Holding {
                 Some(Phase::Joining(Joining::Comparing(context.next_comparison)))
             }
             Some(_) => None,
+            // Removed by others before this node knew: right after a start it knows too little to claim anew.
+            None if own.is_none() && !context.may_move => Some(Phase::Idle),
             None => {
                 let was_ready = own.is_some_and(|claim| claim.store == context.store && claim.was_ready);
                 let ever_ready = own.is_some_and(|claim| claim.ever_ready);

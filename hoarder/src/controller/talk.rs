@@ -159,7 +159,9 @@ impl Controller {
         }
         let holding = self.holdings.get(database).filter(|holding| holding.has_data())?;
         let claim = self.registry.claims(database).get(&self.me);
-        let was_ready = claim.is_some_and(|claim| claim.was_ready && claim.store == self.store);
+        // Right after a start an older image of the store would still take itself for it.
+        let same = self.store_checked;
+        let was_ready = same && claim.is_some_and(|claim| claim.was_ready && claim.store == self.store);
         let ready = holding.readiness() == crate::claims::Readiness::Ready;
         let creator = self.registry.live(database).map(|live| live.settings.creator);
         Some(Report { store: self.store, was_ready, ready, holders: self.holders_of(database), creator, vv })
