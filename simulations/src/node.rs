@@ -240,6 +240,10 @@ impl Node {
         for database in &self.databases {
             disk.create(*database);
         }
+        if !disk.faults.lying {
+            // Opening a store writes what its log has into files, synced.
+            disk.settle();
+        }
         self.incarnation += 1;
         let (mut for_gossip, mut for_dials) = (random.split(), random.split());
         let machine = NetMachine::new(NetMachineOptions {

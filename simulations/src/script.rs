@@ -16,13 +16,19 @@
 //! 8    compact 2           # drops all history that it may
 //! 9    silent 0 1          # no gossip between them, everything else
 //! 9    bandwidth 0 1024    # bytes a second that it can send
+//! 9    only 2 1            # nothing passes from one to the other, all the other way
+//! 9    old 2               # an image of an earlier start is put back
 //! end  /k = b1             # on every node
 //! end  /gone absent
 //! ```
+//!
+//! In a fleet `h0`, `h1`… is a ready holder of the first database in placement order, `o0`… another member: who that is is
+//! said once, when a line first names it. What else there is in a fleet is in [`crate::fleet`].
 
 use crdt::{Change, Durability, Key, LocalOp, RequestId};
 use kvdb::engine::machine::Work;
 
+use crate::fleet::FleetAct;
 use crate::node::Sender;
 use crate::observe::{End, NodeId, Observation};
 use crate::time::Time;
@@ -48,6 +54,8 @@ pub enum Act {
     Freeze(NodeId, u64),
     Clock(NodeId, i64),
     Compact(NodeId),
+    Only(NodeId, NodeId),
+    Fleet(FleetAct),
 }
 
 /// A script that was read.
@@ -103,7 +111,10 @@ fn time(text: &str) -> Option<Time> {
 
 fn parse_act(words: &[&str]) -> Option<Act> {
     let key = |text: &str| Key::parse(text).ok();
-    let node = |text: &str| text.parse::<NodeId>().ok();
+    let node = crate::fleet::who;
+    if let Some(act) = FleetAct::parse(words) {
+        return Some(Act::Fleet(act));
+    }
     Some(match words {
         ["put", at, path, value] => Act::Put(node(at)?, key(path)?, (*value).to_owned()),
         ["delete", at, path] => Act::Delete(node(at)?, key(path)?),
@@ -118,6 +129,8 @@ fn parse_act(words: &[&str]) -> Option<Act> {
         ["wipe", at] => Act::Crash(node(at)?, End::Disk),
         ["freeze", at, seconds] => Act::Freeze(node(at)?, seconds.parse().ok()?),
         ["compact", at] => Act::Compact(node(at)?),
+        ["only", one, other] => Act::Only(node(one)?, node(other)?),
+        ["old", at] => Act::Crash(node(at)?, End::Restored),
         ["clock", at, seconds] => Act::Clock(node(at)?, seconds.parse().ok()?),
         _ => return None,
     })
@@ -136,6 +149,7 @@ pub(crate) fn enter(world: &mut World) {
 pub(crate) fn act(world: &mut World, index: usize) {
     let Some((_, act)) = world.script.acts.get(index).cloned() else { return };
     let now = world.now;
+    let act = world.resolved(act);
     world.note(None, "script", || format!("{act:?}"));
     match act {
         Act::Put(node, key, value) => world.write_scripted(node, key, Change::Put { value: value.into(), expiry: None }),
@@ -159,9 +173,18 @@ pub(crate) fn act(world: &mut World, index: usize) {
                 }
             }
         }
+        Act::Only(one, other) => world.cut_path(one, other, true),
+        Act::Fleet(act) => world.fleet_act(&act),
         Act::Down(node) => world.end_process(node, End::Process),
         Act::Up(node) => world.at(now, Event::Boot(node)),
-        Act::Crash(node, how) => world.crash(node, how),
+        Act::Crash(node, how) => {
+            world.count(match how {
+                End::Disk => "scripted_wipes",
+                End::Restored => "scripted_images",
+                _ => "scripted_crashes",
+            });
+            world.crash(node, how);
+        }
         Act::Freeze(node, seconds) => {
             if let Some(node) = world.nodes.get_mut(node) {
                 node.frozen = Some(now + Time::secs(seconds));

@@ -16,6 +16,7 @@ mod deleted;
 mod equality;
 mod expected;
 mod figures;
+mod fleet;
 mod heads;
 mod history;
 mod honest;
@@ -141,7 +142,11 @@ pub fn all(scenario: &Scenario) -> Vec<Box<dyn Checker>> {
     let visible = visible::Visible::within(scenario.visible_within_ms);
     let history = history::History::new(scenario.nodes, scenario.history.holders);
     let tidy = tidy::Tidy::new(scenario.upkeep.grace_ms);
-    let all = Checkers::new().with(Box::new(expected::Expected(script.end))).with(Box::new(visible));
+    let mut all = Checkers::new();
+    if scenario.fleet.members > 0 {
+        all.checks.extend(fleet::all());
+    }
+    let all = all.with(Box::new(expected::Expected(script.end))).with(Box::new(visible));
     vec![Box::new(all.with(Box::new(history)).with(Box::new(tidy)))]
 }
 
@@ -262,12 +267,16 @@ impl Checkers {
         let image = self.replaced.remove(&node);
         let (batches, synced) = world.history(node);
         self.truth.restart(node, batches.len());
+        let mut before = Vec::new();
         for database in world.databases() {
-            let before = self.truth.replace(node, *database, batches)?;
-            self.truth.synced(node, batches.len(), synced);
+            before.push((database, self.truth.replace(node, *database, batches)?));
+        }
+        // Only now: it changes what all copies of the node have on disk, also those of before.
+        self.truth.synced(node, batches.len(), synced);
+        for (database, before) in &before {
             stored_log(node, database, &self.truth, world)?;
-            self.each(|check, truth| check.started(node, *database, &before, image, truth))?;
-            self.each(|check, truth| check.glance(node, *database, world, truth))?;
+            self.each(|check, truth| check.started(node, **database, before, image, truth))?;
+            self.each(|check, truth| check.glance(node, **database, world, truth))?;
         }
         Ok(())
     }
@@ -288,6 +297,7 @@ impl Checker for Checkers {
     }
 
     fn observe(&mut self, at: Time, seen: &Observation<'_>, world: &WorldView<'_>) -> Verdict {
+        self.truth.now = at;
         match seen {
             Observation::Committed { node, writes, .. } => self.committed(at, *node, writes, world)?,
             Observation::Synced { node, batches, .. } => self.truth.synced(*node, *batches, world.history(*node).1),

@@ -9,6 +9,7 @@ use crdt::{
 
 use crate::disk::Batch;
 use crate::observe::NodeId;
+use crate::time::Time;
 
 /// A put as the model keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +156,8 @@ impl Copy {
 /// All copies of all nodes, and all blocks there ever were.
 #[derive(Debug, Default)]
 pub struct Truth {
+    /// The time.
+    pub now: Time,
     /// Every block that a disk ever took, by its first form.
     pub blocks: BTreeMap<(DatabaseId, Dot), Block>,
     names: BTreeMap<BlockHash, Dot>,

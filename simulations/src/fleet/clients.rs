@@ -15,6 +15,8 @@ use crate::world::{Event, World};
 
 /// The one that makes the databases.
 pub(crate) const OPERATOR: usize = usize::MAX;
+/// The script.
+pub(crate) const SCRIPTED: usize = usize::MAX - 1;
 /// Tries after which a client gives up.
 const TRIES: u32 = 30;
 /// How long a call is told to wait.
@@ -178,6 +180,18 @@ impl World {
         let Some((id, number)) = self.fleet.tokens.remove(&token) else { return };
         if id == OPERATOR {
             return self.probed(number, code);
+        }
+        if id == SCRIPTED {
+            self.count(match code {
+                Code::Done => "script_done",
+                Code::Unconfirmed => "script_unconfirmed",
+                Code::Absent => "script_absent",
+                _ => "script_refused",
+            });
+            if let Some(asked) = self.fleet.asked.get(&number).cloned() {
+                self.observe_fleet(&FleetSeen::Answered { node, asked: &asked, since: self.now, code, answer });
+            }
+            return;
         }
         let FleetSpec { lost_percent, repeat_percent, think_ms, .. } = self.scenario.fleet;
         let members = self.fleet.members.len();

@@ -56,6 +56,7 @@ impl World {
             FleetEvent::Pump(id, incarnation, to) if self.lives(id, incarnation) => self.pump(id, to),
             FleetEvent::Arrive { stream, from, to, bytes } => self.member_arrives(stream, from, to, bytes),
             FleetEvent::End(id, incarnation) if self.lives(id, incarnation) => self.end_process(id, crate::observe::End::Process),
+            FleetEvent::Write(id, k) => self.scripted(id, k, false),
             FleetEvent::Flap(id) => {
                 self.end_process(id, crate::observe::End::Process);
                 self.after(Time::ms(300), Event::Boot(id));

@@ -5,6 +5,7 @@ mod clients;
 mod driver;
 mod faults;
 mod links;
+mod script;
 mod seen;
 mod store;
 
@@ -22,6 +23,7 @@ use crate::time::Time;
 
 pub use clients::Asked;
 pub(crate) use clients::FleetClient;
+pub use script::{FleetAct, who};
 pub use seen::FleetSeen;
 pub use store::FleetWork;
 
@@ -48,6 +50,8 @@ pub enum FleetEvent {
     },
     /// The process ends, having said good-bye.
     End(NodeId, u64),
+    /// The script writes.
+    Write(NodeId, Option<u8>),
     /// The process ends, whichever it is, and starts again at once.
     Flap(NodeId),
     Client(usize),
@@ -66,7 +70,7 @@ impl FleetEvent {
             | Self::End(node, _)
             | Self::Pump(node, ..) => Some(*node),
             Self::Arrive { to, .. } => Some(*to),
-            Self::Client(_) | Self::Timeout(..) | Self::Flap(_) => None,
+            Self::Client(_) | Self::Timeout(..) | Self::Flap(_) | Self::Write(..) => None,
         }
     }
 }
@@ -140,6 +144,8 @@ pub(crate) struct Fleet {
     /// Databases that the operator has made, by name, and calls of his on their way.
     pub(crate) made: BTreeSet<usize>,
     pub(crate) creating: BTreeMap<u64, usize>,
+    /// Who `h0` and the like of a script are.
+    pub(crate) meant: BTreeMap<NodeId, NodeId>,
     /// Since when nothing goes wrong any more.
     pub(crate) calm_since: Option<Time>,
     /// Since when fewer than half of the members can be reached from a node.

@@ -137,9 +137,15 @@ impl World {
                 self.soil(id, database);
             }
             (FleetWork::Synced(database), Reply::Done(Ok(()))) => {
-                // What is on disk now is told before nothing more is said of it.
-                self.look_at(id, database);
-                self.submit(id, Work::Close(database), Sender::Fleet(FleetWork::Closed(database, false)));
+                // What is on disk is told before nothing more is said of it.
+                let view = self.nodes.get(id).and_then(|node| node.disk().contents().view(&database).ok());
+                let vv =
+                    view.and_then(|view| view.state().ok()).map(|state| state.vv.iter().map(|it| (*it.0, it.1.seq)).collect());
+                let own = self.peer_of(id).zip(vv);
+                if let Some((own, vv)) = own {
+                    self.fleet_input(id, Input::Durable(database, own, vv));
+                    self.fleet_input(id, Input::Frozen(database));
+                }
             }
             (FleetWork::Closed(database, destroy), Reply::Done(_)) => {
                 if let Some(node) = self.nodes.get_mut(id) {
@@ -148,7 +154,7 @@ impl World {
                 if destroy {
                     self.delete_database(id, database);
                 } else {
-                    self.fleet_input(id, Input::Frozen(database));
+                    self.submit(id, Work::Sync, Sender::Fleet(FleetWork::Synced(database)));
                 }
             }
             _ => {}
@@ -170,12 +176,12 @@ impl World {
         self.submit(id, Work::Open(database), Sender::Fleet(FleetWork::Opened(database)));
     }
 
-    /// Nothing more is merged or accepted: what there is is synced, told, and then the database is closed.
+    /// Nothing more is merged or accepted: the database is closed, what there is is synced, and told.
     pub(crate) fn freeze_database(&mut self, id: NodeId, database: DatabaseId) {
         if let Some(member) = self.member_mut(id) {
             member.frozen.insert(database);
         }
-        self.submit(id, Work::Sync, Sender::Fleet(FleetWork::Synced(database)));
+        self.submit(id, Work::Close(database), Sender::Fleet(FleetWork::Closed(database, false)));
     }
 
     pub(crate) fn destroy_database(&mut self, id: NodeId, database: DatabaseId) {
