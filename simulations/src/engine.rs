@@ -25,6 +25,7 @@ fn snapshot_mark(outcome: &SnapshotOutcome) -> &'static str {
     match outcome {
         SnapshotOutcome::Joined => "snapshots_joined",
         SnapshotOutcome::Invalid { .. } => "snapshots_invalid",
+        SnapshotOutcome::Lacking { .. } => "snapshots_lacking",
         SnapshotOutcome::Failed => "snapshots_failed",
     }
 }

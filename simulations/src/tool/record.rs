@@ -183,6 +183,7 @@ fn snapshot_text(write: &SnapshotWrite) -> &'static str {
         SnapshotWrite::Append(_) | SnapshotWrite::Patch(_) => " joins",
         SnapshotWrite::Seal => " has joined all",
         SnapshotWrite::Switch { .. } => " switches",
+        SnapshotWrite::Replace { .. } => " is replaced",
         SnapshotWrite::Value { .. } | SnapshotWrite::Copy { .. } => "",
     }
 }
