@@ -9,10 +9,13 @@ use super::super::{Check, Truth, Verdict};
 use crate::fleet::FleetSeen;
 use crate::observe::Observation;
 
+/// A write that won: its block, its request, and the view under which it did.
+type Won = (Dot, RequestId, Epoch);
+
 /// See the module. Nothing is ever deleted below `/once`.
 #[derive(Debug, Default)]
 pub(super) struct Winner {
-    won: BTreeMap<(DatabaseId, Key), Vec<(Dot, RequestId, Epoch)>>,
+    won: BTreeMap<(DatabaseId, Key), Vec<Won>>,
     faults: bool,
 }
 
