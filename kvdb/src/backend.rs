@@ -30,6 +30,20 @@ impl StoreSlot {
         read(store.as_ref().ok_or(ReadError::Closed)?)
     }
 
+    /// Puts another store in the place of this one, if it is `free`, which nobody reads meanwhile; `None` if it is not. If the
+    /// other one cannot be opened, none is left.
+    pub(crate) fn renew<E>(
+        &self,
+        free: impl FnOnce(&RocksStore) -> bool,
+        open: impl FnOnce() -> Result<RocksStore, E>,
+    ) -> Option<Result<RocksStore, E>> {
+        let mut slot = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        slot.as_ref().filter(|store| free(store))?;
+        // The files are closed with the last clone, and opened again after that.
+        drop(slot.take());
+        Some(open().inspect(|store| *slot = Some(store.clone())))
+    }
+
     /// Lets go of the store once nobody reads.
     pub(crate) fn release(&self) {
         if let Some(store) = self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref() {

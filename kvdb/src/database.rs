@@ -333,10 +333,6 @@ impl Database {
         &self.0.place
     }
 
-    pub(crate) fn place(&self) -> &Arc<Shard> {
-        &self.0.place
-    }
-
     pub(crate) fn node(&self) -> &Arc<node::Inner> {
         &self.0.node
     }

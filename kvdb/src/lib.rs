@@ -27,6 +27,7 @@ pub mod database;
 pub mod engine;
 pub mod error;
 pub mod expiry;
+mod heal;
 pub mod holders;
 mod identity;
 pub mod limits;

@@ -142,5 +142,15 @@ pub const BUILD_FILE_BYTES: u64 = 64 << 20;
 /// Values that are built from a snapshot are written in batches of about this many bytes.
 pub const BUILD_BATCH_BYTES: usize = 4 << 20;
 
+/// How soon a store that refuses writes is looked at.
+pub const HEAL_INTERVAL: Duration = Duration::from_millis(500);
+/// How often at least it is looked at.
+pub const MAX_HEAL_INTERVAL: Duration = Duration::from_secs(10);
+/// Bytes that must fit on a disk, besides what the logs hold, before a store that it has failed is opened again.
+pub const HEAL_PROBE_BYTES: usize = 4 << 20;
+/// How often opening such a store is tried.
+pub const REOPEN_TRIES: u32 = 20;
+/// The pause between these.
+pub const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 /// How long a repair waits until the peer has on disk what is merged here.
 pub const REPAIR_COVER_WAIT: Duration = Duration::from_secs(30);

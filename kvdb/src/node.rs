@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crdt::{DatabaseId, DatabaseName, Digest, Durability, VersionVector};
 use libp2p::{Multiaddr, PeerId};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
 use crate::backend::{AllNews, EngineBackend};
@@ -48,6 +48,8 @@ pub(crate) struct Inner {
     pub(crate) history_full: Arc<Notify>,
     /// Ends with the node.
     upkeep: AbortHandle,
+    /// Why a store is gone, if one is.
+    gone: watch::Receiver<Option<String>>,
     pub(crate) streams: Arc<Semaphore>,
     /// Held while a backup is made.
     pub(crate) backup: std::sync::Mutex<()>,
@@ -184,7 +186,8 @@ impl Node {
     /// See [`OpenError`]. A directory that another process has open, that cannot be written, that has a newer format or
     /// that is damaged is left as it was.
     pub async fn open(options: NodeOptions) -> Result<Self, OpenError> {
-        let NodeOptions { data_dir, directories, store, network, durability, history, expiry_grace: grace } = options;
+        let NodeOptions { data_dir, directories, store: store_options, network, durability, history, expiry_grace: grace } =
+            options;
         // First what may be wrong or taken, so that nothing is made in vain.
         if let Some(network) = &network {
             network.check()?;
@@ -193,7 +196,7 @@ impl Node {
         let opened = tokio::task::spawn_blocking(move || {
             let directory = |source| OpenError::Directory { path: data_dir.clone(), source };
             std::fs::create_dir_all(&data_dir).map_err(directory)?;
-            let stores = Stores::open(&data_dir, &directories, &store)?;
+            let stores = Stores::open(&data_dir, &directories, &store_options)?;
             let keypair = identity::load_or_create(&data_dir)?;
             let signer = identity::signer(&keypair)
                 .ok_or_else(|| OpenError::Identity { path: data_dir.clone(), reason: "it is not an ed25519 key".to_owned() })?;
@@ -212,7 +215,9 @@ impl Node {
             tokio::spawn(remembered::run(net.clone(), home.clone()));
         }
         let upkeep = Upkeep { me: peer_id, shards: Arc::clone(&shards), net: net.clone(), grace };
-        let upkeep = tokio::spawn(upkeep.run()).abort_handle();
+        let (gone, is_gone) = watch::channel(None);
+        let heal = crate::heal::run(Arc::clone(&shards), store_options, gone);
+        let upkeep = tokio::spawn(async { tokio::join!(upkeep.run(), heal) }).abort_handle();
         let (streams, watchers) = (Semaphore::new(MAX_LIST_STREAMS), Semaphore::new(MAX_WATCHERS));
         let node = Arc::new(Inner {
             peer_id,
@@ -227,6 +232,7 @@ impl Node {
             lifecycle: tokio::sync::Mutex::new(()),
             history_full: Arc::new(Notify::new()),
             upkeep,
+            gone: is_gone,
             streams: Arc::new(streams),
             backup: std::sync::Mutex::new(()),
             watchers: Arc::new(watchers),
@@ -387,6 +393,24 @@ impl Node {
             watchers: MAX_WATCHERS.saturating_sub(self.0.watchers.available_permits()),
             caught_up: self.0.caught_up(),
             shards: self.0.shards.status(),
+        }
+    }
+
+    /// Resolves with the reason once a store that its disk had failed was closed and could not be opened again: its databases
+    /// are gone from this node until it is opened anew. Never as long as that does not happen.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn store_gone(&self) -> String {
+        let mut gone = self.0.gone.clone();
+        loop {
+            if let Some(cause) = gone.borrow_and_update().clone() {
+                return cause;
+            }
+            if gone.changed().await.is_err() {
+                // The node is closed.
+                std::future::pending::<()>().await;
+            }
         }
     }
 

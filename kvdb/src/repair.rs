@@ -175,7 +175,7 @@ impl Database {
         }
         let verified = self.verify().await?;
         let compared = self.compare(from).await.ok();
-        let engine = self.place().engine.clone();
+        let engine = self.shard().engine.clone();
         engine.freeze(self.id(), true).await?;
         let replaced = self.replace(&net, from, loss, salvage, (&verified, compared.as_ref())).await;
         if replaced.is_err() {
@@ -184,6 +184,13 @@ impl Database {
         }
         drop(engine.freeze(self.id(), false).await);
         let (saved, unreadable) = replaced?;
+        // Both begin anew with each other; whoever asks next finds the peer there again, unless it was lost meanwhile.
+        let met = async {
+            while !net.has_session(self.id(), from).await {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        drop(tokio::time::timeout(REPAIR_COVER_WAIT, met).await);
         tracing::warn!(database = %self.name(), peer = %from, saved, "the replica was replaced by the peer's");
         Ok(Repaired { verified, compared, saved, unreadable })
     }

@@ -101,6 +101,53 @@ async fn t02_a_compaction_killed_at_any_moment_changes_no_row() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn r12_a_snapshot_killed_at_any_moment_leaves_the_old_state_or_the_new_one() {
+    let (home, mut late) = (TempDir::new().unwrap(), crate::cluster::Node::new());
+    let listen = vec!["/ip4/127.0.0.1/tcp/0".parse().unwrap()];
+    let network = kvdb::NetworkOptions { listen, ..kvdb::NetworkOptions::default() };
+    let options = NodeOptions::new(home.path()).durability(Durability::Buffered).network(network);
+    let node = Node::open(options).await.unwrap();
+    let db = node.database(&"demo".parse().unwrap()).await.unwrap();
+    let put = |batch: Batch, n: u64| batch.put(key(&format!("/{n}")), vec![1; if n.is_multiple_of(10) { 800 } else { 90 }]);
+    for first in (0..6_000).step_by(500) {
+        db.batch((first..first + 500).fold(Batch::new(), put)).await.unwrap();
+    }
+    let alone = CompactOptions { alone: true, min_age: Some(Duration::ZERO), max_bytes: Some(0) };
+    db.compact(&alone, |_| {}).await.unwrap();
+    let address = node.listen_addresses()[0].clone();
+    let port = address.to_string().rsplit('/').next().unwrap().parse().unwrap();
+    let (mut empty, mut whole) = (0, 0);
+    for round in 0..kills() {
+        late.spawn(&[port]);
+        late.wait_up();
+        std::thread::sleep(Duration::from_millis((round * 173) % 900));
+        late.kill();
+        {
+            let path = late.dir.path().join("data/store");
+            let store = kvdb::store::RocksStore::open(&path, &kvdb::StoreOptions::default()).unwrap();
+            let record = store.databases().unwrap().into_iter().next();
+            let Some(record) = record else { continue };
+            let found = store.verify(&record.id).unwrap();
+            assert!(found.is_sound(), "round {round}: {:?}", found.damages);
+            assert!(found.keys == 0 || found.keys >= 6_000, "round {round}: {} keys", found.keys);
+            if found.keys == 0 { empty += 1 } else { whole += 1 }
+        }
+        // What is there is not asked for again, but what came since is.
+        db.put(&key(&format!("/round/{round}")), "v").await.unwrap();
+    }
+    late.start(&[port]);
+    let digest = db.stats().unwrap().digest.to_string();
+    let end = Instant::now() + PATIENCE;
+    while late.state().is_none_or(|(_, there)| there != digest) {
+        assert!(Instant::now() < end, "never equal:\n{}", late.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    println!("{} kills: {empty} times empty, {whole} times whole", kills());
+    late.kill();
+    node.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn t05_a_drop_killed_at_any_moment_leaves_a_database_whole_or_gone() {
     let dir = TempDir::new().unwrap();
     let (mut whole, mut gone) = (0, 0);

@@ -240,12 +240,24 @@ fn d08_the_command_line_names_damage_and_repairs_it_from_a_peer() {
     assert!(out.contains("DAMAGED") && out.contains("at /k/000011 does not have its check"), "{out}");
     a.start(&[b.peer]);
     let server = format!("http://127.0.0.1:{}", a.http);
-    let on = |args: &[&str]| run(&[args, &["--server", &server, "--db", "demo"]].concat());
+    let once = |args: &[&str]| run(&[args, &["--server", &server, "--db", "demo"]].concat());
+    // The peer may not be there just yet, which is told as such.
+    let on = |args: &[&str]| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let done = once(args);
+            if done.0 != Some(3) {
+                return done;
+            }
+            assert!(Instant::now() < end, "{}", done.2);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
     let (code, out, err) = on(&["verify", "--from", peer]);
     assert_eq!(code, Some(1), "{err}");
     assert!(out.contains("/k/000007 differs, at there") && out.contains("NOT EQUAL"), "{out}");
     let stranger = kvdb::Keypair::generate_ed25519().public().to_peer_id().to_string();
-    assert_eq!(on(&["verify", "--repair", "--from", &stranger]).0, Some(3), "somebody who is not there");
+    assert_eq!(once(&["verify", "--repair", "--from", &stranger]).0, Some(3), "somebody who is not there");
     let (code, out, err) = on(&["verify", "--repair", "--from", peer]);
     assert_eq!(code, Some(0), "{err}");
     let file = out.trim_end().rsplit(' ').next().unwrap();

@@ -91,6 +91,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        cause = daemon.node().store_gone() => {
+            drop(daemon.stop().await);
+            return Err(Failure::new(Exit::Retry, format!("a store was closed and cannot be opened again: {cause}")));
+        }
     }
     tracing::info!("stopping");
     tokio::select! {

@@ -15,6 +15,8 @@ pub struct Raw {
     pub databases: Option<Vec<String>>,
     /// Default durability.
     pub durability: Option<String>,
+    /// How long after its time an expired value is deleted.
+    pub expiry_grace_seconds: Option<u64>,
     /// Log filter.
     pub log: Option<String>,
     /// HTTP.
@@ -157,6 +159,9 @@ pub struct RunFlags {
     /// When a write is answered: sync or buffered
     #[arg(long, env = "KVDB_DURABILITY")]
     durability: Option<String>,
+    /// How long after its time an expired value, which nobody sees any more, is deleted
+    #[arg(long, env = "KVDB_EXPIRY_GRACE_SECONDS")]
+    expiry_grace_seconds: Option<u64>,
     /// Log filter
     #[arg(long, env = "KVDB_LOG")]
     log: Option<String>,
@@ -332,6 +337,7 @@ impl RunFlags {
             data_dir: self.data_dir,
             databases: self.databases.map(without_empty),
             durability: self.durability,
+            expiry_grace_seconds: self.expiry_grace_seconds,
             log: self.log,
             http: RawHttp {
                 listen: self.http_listen,
@@ -410,6 +416,7 @@ impl Raw {
             data_dir: self.data_dir.or(lower.data_dir),
             databases: self.databases.or(lower.databases),
             durability: self.durability.or(lower.durability),
+            expiry_grace_seconds: self.expiry_grace_seconds.or(lower.expiry_grace_seconds),
             log: self.log.or(lower.log),
             http: RawHttp { listen: self.http.listen.or(lower.http.listen), tokens: self.http.tokens.or(lower.http.tokens) },
             p2p: RawP2p {

@@ -177,10 +177,11 @@ impl Config {
             }
         }
         let history = history(&raw.history, &mut faults);
+        let expiry_grace = expiry_grace(raw.expiry_grace_seconds, &mut faults);
         if !faults.0.is_empty() {
             return Err(ConfigError(faults.0));
         }
-        let node = NodeOptions { directories, store, network, durability, history, ..NodeOptions::new(data_dir) };
+        let node = NodeOptions { directories, store, network, durability, history, expiry_grace, ..NodeOptions::new(data_dir) };
         Ok(Self { node, databases: databases.into_iter().collect(), log, http, fleet })
     }
 }
@@ -284,6 +285,11 @@ fn store(raw: &RawStore, faults: &mut Faults) -> StoreOptions {
         max_wal_bytes,
         loss: if raw.accept_loss == Some(true) { LossPolicy::Accept } else { LossPolicy::Refuse },
     }
+}
+
+fn expiry_grace(seconds: Option<u64>, faults: &mut Faults) -> Duration {
+    let usual = kvdb::limits::EXPIRY_GRACE.as_secs();
+    Duration::from_secs(faults.within("expiry_grace_seconds", seconds, usual, (0, MAX_HISTORY_SECONDS)))
 }
 
 fn history(raw: &RawHistory, faults: &mut Faults) -> HistoryOptions {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread::JoinHandle;
 
 use crdt::{Block, DatabaseId, Durability, LocalOp, RequestId, Signer, SnapshotWrite, Source, Stamp, Store};
@@ -47,7 +47,7 @@ struct Inner<S> {
     signer: Arc<dyn Signer + Send + Sync>,
     news: NewsDesk,
     /// Why writes are refused, for whoever asks while a turn waits for the disk.
-    poison: OnceLock<String>,
+    poison: Mutex<Option<String>>,
     open: RwLock<BTreeMap<DatabaseId, Arc<Shared>>>,
     /// Watchers have come or gone since the last turn.
     watchers_changed: AtomicBool,
@@ -121,7 +121,7 @@ where
             in_flight: AtomicUsize::new(0),
             signer,
             news: NewsDesk::default(),
-            poison: OnceLock::new(),
+            poison: Mutex::default(),
             open: RwLock::default(),
             watchers_changed: AtomicBool::new(false),
             threads: Mutex::default(),
@@ -263,7 +263,38 @@ where
 
     /// Why writes are refused, if they are. Never waits for a turn.
     pub fn poison(&self) -> Option<String> {
-        self.0.poison.get().cloned()
+        lock(&self.0.poison).clone()
+    }
+
+    /// Goes on with another store in the place of one that refuses writes. `exchange` gives the new one, or `None` if that is not to
+    /// be now; what it is handed lets go of the engine's two clones of the old one. Turns wait meanwhile. What is
+    /// open stays open, as the new store has it; what waited for other blocks is dropped, since sync brings it again.
+    ///
+    /// # Errors
+    /// When there is no other store: the engine has ended.
+    pub(crate) fn renew<E>(&self, exchange: impl FnOnce(&mut dyn FnMut()) -> Option<Result<S, E>>) -> Option<Result<(), E>> {
+        let mut engine = self.0.engine.lock().ok()?;
+        let mut second = lock(&self.0.store);
+        let databases = self.open_databases();
+        engine.as_ref()?;
+        let store = match exchange(&mut || {
+            drop(engine.take());
+            drop(second.take());
+        })? {
+            Ok(store) => store,
+            Err(error) => return Some(Err(error)),
+        };
+        *second = Some(store.clone());
+        let mut renewed = Engine::new(store);
+        let outcome = renewed.reopen(databases);
+        for database in &outcome.closed {
+            tracing::error!(%database, "closed, because it cannot be read since the store was opened again");
+        }
+        *lock(&self.0.poison) = None;
+        self.0.watchers_changed.store(true, Ordering::Release);
+        self.0.publish(&renewed, &outcome);
+        *engine = Some(renewed);
+        Some(Ok(()))
     }
 
     /// Bytes that wait for the engine.
@@ -445,7 +476,7 @@ impl<S: Store + Clone> Inner<S> {
                     engine.set_poison(error.to_string());
                 }
                 // The first failure is the cause of all later ones.
-                let _ = self.poison.set(error.to_string());
+                lock(&self.poison).get_or_insert(error.to_string());
             }
         }
     }
@@ -462,7 +493,7 @@ impl<S: Store + Clone> Inner<S> {
         if !poisoned && let Some(cause) = engine.poison() {
             tracing::error!(cause, "a commit failed; the store refuses writes from now on");
             // The first failure is the cause of all later ones.
-            let _ = self.poison.set(cause.to_owned());
+            lock(&self.poison).get_or_insert(cause.to_owned());
         }
         self.publish(engine, &outcome);
         for (caller, reply) in callers.into_iter().zip(outcome.replies) {
@@ -495,6 +526,13 @@ impl<S: Store + Clone> Inner<S> {
         for database in &outcome.replaced {
             if let Some(shared) = self.shared(database) {
                 shared.reset(whole_vv(engine, database), figures(engine, database));
+            }
+        }
+        for database in &outcome.renewed {
+            if let Some(shared) = self.shared(database) {
+                // Perhaps with the turn whose commit failed; watchers read the log for it.
+                let vv: Vec<_> = whole_vv(engine, database).iter().collect();
+                shared.advance(&vv, figures(engine, database), None);
             }
         }
         for database in &outcome.closed {

@@ -110,6 +110,8 @@ pub struct TurnOutcome {
     pub durable: Entries,
     /// Databases whose replica was replaced: whoever knew anything of it must begin anew.
     pub replaced: Vec<DatabaseId>,
+    /// Databases whose replica was read anew from a store that was opened again.
+    pub renewed: Vec<DatabaseId>,
     /// What became of staged snapshots.
     pub snapshots: Vec<(DatabaseId, SnapshotOutcome)>,
     /// Whether received blocks wait for a sync.
@@ -348,6 +350,18 @@ impl<S: Store> Engine<S> {
         // Every piece of work has had its answer; one without would be a fault of the code above.
         debug_assert!(replies.iter().all(Option::is_some));
         outcome.replies = replies.into_iter().map(|reply| reply.unwrap_or(Reply::Done(Err(WriteError::Closed)))).collect();
+        outcome
+    }
+
+    /// Opens what was open on a store before it was opened again; what cannot be read there is closed.
+    pub(crate) fn reopen(&mut self, databases: Vec<DatabaseId>) -> TurnOutcome {
+        let mut outcome = TurnOutcome::default();
+        for database in databases {
+            match self.open(database, &mut TurnOutcome::default()) {
+                Ok(()) => outcome.renewed.push(database),
+                Err(_) => outcome.closed.push(database),
+            }
+        }
         outcome
     }
 

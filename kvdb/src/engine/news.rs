@@ -119,7 +119,7 @@ impl Gathering {
         }
         self.synced(&outcome.durable);
         self.news.extend(outcome.snapshots.iter().map(|(database, outcome)| Item::Snapshot(*database, outcome.clone())));
-        for database in &outcome.replaced {
+        for database in outcome.replaced.iter().chain(&outcome.renewed) {
             // A session is one replica's: peers must not go on by what they knew of the other one.
             self.news.push(Item::Closed(*database));
             self.opened(engine, *database);

@@ -165,6 +165,11 @@ impl RocksStore {
         self.0.lost.as_deref()
     }
 
+    /// Whether there are only so many clones of this store.
+    pub(crate) fn is_held_by(&self, clones: usize) -> bool {
+        Arc::strong_count(&self.0) == clones
+    }
+
     /// The failure since which the store refuses writes.
     pub fn poison(&self) -> Option<String> {
         self.0.inner.poison().cloned()

@@ -148,6 +148,39 @@ fn all_there(node: &Node, count: usize, len: usize) {
 }
 
 #[test]
+fn s06_a_full_disk_heals_by_itself_once_there_is_room() {
+    let (mut node, mut peer) = (Node::new(), Node::new());
+    let Some(disk) = Disk::under(&mut node) else { return };
+    peer.start(&[]);
+    node.start(&[peer.peer]);
+    let mut confirmed = 0;
+    for round in 0..3 {
+        disk.set(Field::Room, 300_000);
+        disk.set(Field::Full, 1);
+        let (count, first) = fill(&node, 100, 20_000);
+        assert_eq!((first.0, first.1.as_str()), (507, "disk_full"), "{first:?}");
+        confirmed = confirmed.max(count);
+        // Reads go on, what the peer writes waits, and nothing is taken for written.
+        all_there(&node, confirmed, 20_000);
+        assert_eq!(put(&peer, &format!("/peer/{round}"), b"x").unwrap().0, 200);
+        disk.heal();
+        let end = Instant::now() + PATIENCE;
+        while put(&node, &format!("/healed/{round}"), b"x").is_none_or(|(status, _)| status != 200) {
+            assert!(Instant::now() < end, "it does not heal:\n{}", node.log());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        all_there(&node, confirmed, 20_000);
+        wait_equal(&[&node, &peer], |keys| keys > confirmed as u64);
+        assert_eq!(get(&node, &format!("/peer/{round}")).0, 200);
+    }
+    assert!(node.child.as_mut().unwrap().try_wait().unwrap().is_none(), "it was the same process all the time");
+    node.kill();
+    node.start(&[peer.peer]);
+    all_there(&node, confirmed, 20_000);
+    wait_equal(&[&node, &peer], |keys| keys > confirmed as u64);
+}
+
+#[test]
 fn s06_a_full_disk_is_told_reads_go_on_and_room_heals() {
     let mut node = Node::new();
     let Some(disk) = Disk::under(&mut node) else { return };

@@ -402,6 +402,28 @@ fn d13_opening_and_connecting_syncs_without_any_write() {
 }
 
 #[test]
+fn d09_half_fetched_history_is_merged_once_the_missing_part_comes() {
+    for seed in 0..20 {
+        let mut world = World::new((1..=2).map(ToyEngine::new).collect(), seed);
+        let db = database("d");
+        (0..2).for_each(|n| world.open(n, db));
+        let blocks: Vec<Block> = (0..20).map(|i| world.nodes[0].engine.put(db, &format!("/k{}", i % 6), b"v").0).collect();
+        world.open(0, db);
+        // All but one of the middle have come; what builds on it waits.
+        let missing = 3 + usize::try_from(seed).unwrap() % 10;
+        let some = blocks.iter().enumerate().filter(|(at, _)| *at != missing).map(|(_, block)| block.clone()).collect();
+        let (delivery, news) = world.nodes[1].engine.deliver(db, some, Source(7));
+        assert_eq!((delivery.merged, delivery.held), (missing, 19 - missing));
+        if let Some(news) = news {
+            world.news(1, news);
+        }
+        world.connect(0, 1);
+        world.settle();
+        world.assert_equal(&db);
+    }
+}
+
+#[test]
 fn a_live_feed_carries_each_new_block_once_and_not_back() {
     let mut world = World::of(2);
     let db = database("d");

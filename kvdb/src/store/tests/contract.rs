@@ -32,6 +32,6 @@ impl ContractHost for Host {
 }
 
 #[test]
-fn the_contract_is_kept() {
+fn s11_the_contract_is_kept() {
     store_contract(&mut Host(Vec::new()));
 }
