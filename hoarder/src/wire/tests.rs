@@ -180,9 +180,9 @@ fn operations_and_answers_have_golden_bytes() {
     }
 }
 
-/// What fuzzing has kept, tried again by every run.
+/// Odd and good inputs that are kept, tried again by every run.
 #[test]
-fn what_fuzzing_has_kept_has_one_encoding() {
+fn inputs_that_are_kept_have_one_encoding() {
     let package = std::env::var("CARGO_MANIFEST_DIR").unwrap();
     let mut read = 0;
     for file in std::fs::read_dir(std::path::Path::new(&package).join("../fuzz/corpus/fleet")).unwrap() {
