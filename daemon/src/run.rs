@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hoarder::{Fleet, FleetError};
+use kvdb::limits::MAX_OPEN_DATABASES;
 use kvdb::store::StoreOpenError;
 use kvdb::{CloseError, DatabaseName, NetworkError, Node, NodeOptions, OpenDatabaseError, OpenError, PeerId, ReadError};
 use thiserror::Error;
@@ -142,14 +143,20 @@ async fn join(node: &Node, directory: PathBuf, config: &FleetConfig) -> Result<F
 /// Opens what is configured and what is there already, so that a restart replicates what was replicated before.
 async fn open_databases(node: &Node, configured: Vec<DatabaseName>) -> Result<(), StartError> {
     let there = node.databases()?.into_iter().map(|info| info.name);
-    for name in configured.into_iter().chain(there) {
+    let (needed, mut closed) = (configured.len(), 0);
+    for (at, name) in configured.into_iter().chain(there).enumerate() {
         match node.database(&name).await {
             Ok(_) => {}
             Err(source @ OpenDatabaseError::Unavailable { .. }) => {
                 tracing::error!(%name, error = %source, "a database is not served");
             }
+            // One that is there is opened when it is asked for, if there is room then.
+            Err(OpenDatabaseError::TooManyOpen { .. }) if at >= needed => closed += 1,
             Err(source) => return Err(StartError::Database { name, source }),
         }
+    }
+    if closed > 0 {
+        tracing::warn!(closed, limit = MAX_OPEN_DATABASES, "databases are not open, and not replicated: too many are there");
     }
     Ok(())
 }

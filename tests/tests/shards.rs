@@ -267,3 +267,40 @@ async fn directories_that_are_left_out_exchanged_or_given_twice_are_refused() {
 async fn open_error(options: NodeOptions) -> OpenError {
     Node::open(options).await.unwrap_err()
 }
+
+/// Resident memory of this process in KiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// `DATABASES=10000 cargo test --release --test tests many_databases -- --nocapture` measures.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_many_databases_opens_and_all_are_listed() {
+    let count: usize = std::env::var("DATABASES").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+    let dir = TempDir::new().unwrap();
+    let node = open(dir.path(), 2).await;
+    for at in 0..count {
+        let database = node.database(&name(&format!("db-{at:05}"))).await.unwrap();
+        database.put(&key("/a"), at.to_string()).await.unwrap();
+        database.close().await.unwrap();
+    }
+    node.close().await.unwrap();
+    let begun = std::time::Instant::now();
+    let node = open(dir.path(), 2).await;
+    let opened = begun.elapsed();
+    let begun = std::time::Instant::now();
+    let infos = node.databases().unwrap();
+    let listed = begun.elapsed();
+    assert!(infos.len() == count && infos.iter().all(|info| info.keys == 1));
+    assert!(infos.iter().map(|info| &info.name).is_sorted());
+    let before = resident();
+    let mut all = Vec::new();
+    for info in infos.iter().take(kvdb::limits::MAX_OPEN_DATABASES) {
+        all.push(node.database(&info.name).await.unwrap());
+    }
+    let each = resident().saturating_sub(before) / all.len() as u64;
+    println!("{count} databases: opened in {opened:?}, listed in {listed:?}; {each} KiB for each of {} that are open", all.len());
+    node.close().await.unwrap();
+}

@@ -113,7 +113,8 @@ one counts too. It is no promise about who keeps it, and no barrier of a fleet."
 
 const TRANSFER_HELP: &str = "\
 A record is {\"key\": \"/a\", \"encoding\": \"utf8\" or \"base64\", \"value\": \"...\"}; an export ends with {\"end\": {\"count\": n}}.
-An import may be repeated: it puts the same values again.";
+A value that expires has \"expires_ms\", and is not imported once it has. An import writes: what it puts replaces what is there.
+It may be repeated: it puts the same values again.";
 
 const BATCH_HELP: &str = "\
 An op is {\"put\": key, \"value\": text} or {\"delete\": key}. A put may have \"encoding\": \"base64\" and \"ttl_ms\": n; both may
@@ -630,6 +631,9 @@ pub(super) struct ExportArgs {
     /// Only keys below this prefix
     #[arg(default_value = "/")]
     pub(super) prefix: String,
+    /// All values alive at a key with their dots, stamps and expiry, to be looked at; such an export is not imported
+    #[arg(long)]
+    pub(super) siblings: bool,
     #[command(flatten)]
     pub(super) client: ClientArgs,
 }

@@ -213,6 +213,8 @@ pub(super) struct Record {
     pub(super) prefix: Option<String>,
     pub(super) encoding: Option<crate::encoding::Encoding>,
     pub(super) value: Option<String>,
+    pub(super) siblings: Option<usize>,
+    pub(super) expires_ms: Option<u64>,
     end: Option<End>,
     error: Option<Box<Problem>>,
 }

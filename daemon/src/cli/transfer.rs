@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal as _, Read, Write as _};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use kvdb::{Key, Prefix};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use serde_json::json;
 use ureq::http::Method;
 
 use super::args::{ExportArgs, ImportArgs};
-use super::client::{DatabaseClient, Lines, Next, encode, read_body};
+use super::client::{DatabaseClient, Lines, Next, encode, read_body, read_json};
 use super::failure::Failure;
 use super::key::{durability, joined};
 use crate::encoding::Encoding;
@@ -24,6 +24,9 @@ struct ValueLine {
     key: String,
     encoding: Encoding,
     value: String,
+    /// When it expires, in Unix milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_ms: Option<u64>,
 }
 
 /// The last line of an export.
@@ -49,13 +52,17 @@ enum Line {
 /// `kvdb export`
 pub(super) fn export(args: &ExportArgs) -> Result<(), Failure> {
     let prefix = Prefix::parse(&args.prefix).map_err(Failure::bad_input)?;
-    let mut records = DatabaseClient::new(&args.client)?.list(&format!("prefix={}", encode(prefix.as_str())))?;
+    let client = DatabaseClient::new(&args.client)?;
+    let mut records = client.list(&format!("prefix={}", encode(prefix.as_str())))?;
     let mut output = BufWriter::new(std::io::stdout().lock());
     let mut count = 0;
     loop {
         let line = match records.next() {
-            Ok(Next::Record(record, _)) => match (record.key, record.encoding, record.value) {
-                (Some(key), Some(encoding), Some(value)) => json!(ValueLine { key, encoding, value }),
+            Ok(Next::Record(record, line)) => match (record.key, record.encoding, record.value) {
+                (Some(key), ..) if args.siblings => siblings(&client, &key, record.siblings, line)?,
+                (Some(key), Some(encoding), Some(value)) => {
+                    json!(ValueLine { key, encoding, value, expires_ms: record.expires_ms })
+                }
                 _ => return Err(Failure::retry("the listing holds a record without key or value")),
             },
             Ok(Next::End(end)) if end.count == count => break,
@@ -72,6 +79,25 @@ pub(super) fn export(args: &ExportArgs) -> Result<(), Failure> {
     }
     let end = json!(EndLine { end: Count { count } });
     writeln!(output, "{end}").and_then(|()| output.flush()).map_err(|error| Failure::output(&error))
+}
+
+/// All that is alive at a key, as a line: from the listing's record, unless there is more than that tells.
+fn siblings(client: &DatabaseClient, key: &str, count: Option<usize>, line: &[u8]) -> Result<serde_json::Value, Failure> {
+    let malformed = |error| Failure::retry(format!("the listing holds a record that is none: {error}"));
+    let mut winner: serde_json::Value = serde_json::from_slice(line).map_err(malformed)?;
+    if let Some(fields) = winner.as_object_mut() {
+        fields.retain(|field, _| ["dot", "stamp", "expires_ms", "encoding", "value"].contains(&field.as_str()));
+    }
+    let mut all = json!([winner]);
+    if count != Some(1) {
+        let answer: serde_json::Value =
+            read_json(client.send(Method::GET, &format!("siblings?key={}", encode(key)), "", &[])?, true)?;
+        // Deleted since the listing was begun: then its winner stands.
+        if let Some(found) = answer.get("siblings").filter(|found| found.as_array().is_some_and(|found| !found.is_empty())) {
+            all = found.clone();
+        }
+    }
+    Ok(json!({ "key": key, "siblings": all }))
 }
 
 /// `kvdb import`
@@ -127,14 +153,13 @@ impl Import {
             if ended {
                 return Err(at_line(&"there is more after the end record"));
             }
-            let line = serde_json::from_slice(line).map_err(|_| {
-                at_line(&"not a record: {\"key\": text, \"encoding\": \"utf8\" or \"base64\", \"value\": text} is needed")
-            })?;
+            let line = serde_json::from_slice(line).map_err(|_| at_line(&no_record(line)))?;
             match line {
                 Line::Value(line) => {
-                    let (op, bytes) = check(line).map_err(|error| at_line(&error))?;
                     records += 1;
-                    self.add(op, bytes)?;
+                    if let Some((op, bytes)) = check(line).map_err(|error| at_line(&error))? {
+                        self.add(op, bytes)?;
+                    }
                 }
                 Line::End(EndLine { end: Count { count } }) if count == records => ended = true,
                 Line::End(EndLine { end: Count { count } }) => {
@@ -180,16 +205,30 @@ impl Import {
     }
 }
 
-/// Checks a record here, so that a fault is named by its line.
-fn check(line: ValueLine) -> Result<(serde_json::Value, usize), String> {
-    let ValueLine { key, encoding, value } = line;
+/// What is wrong with a line that is no record.
+fn no_record(line: &[u8]) -> &'static str {
+    let parsed: Result<serde_json::Value, _> = serde_json::from_slice(line);
+    if parsed.is_ok_and(|parsed| parsed.get("siblings").is_some()) {
+        return "not a record: an export with --siblings is to be looked at, one without is to be imported";
+    }
+    "not a record: {\"key\": text, \"encoding\": \"utf8\" or \"base64\", \"value\": text} is needed"
+}
+
+/// Checks a record here, so that a fault is named by its line. `None` when it has expired.
+fn check(line: ValueLine) -> Result<Option<(serde_json::Value, usize)>, String> {
+    let ValueLine { key, encoding, value, expires_ms } = line;
     let key = Key::parse(&key).map_err(|error| error.to_string())?;
-    let op = json!({ "put": key.as_str(), "encoding": encoding, "value": value });
+    let mut op = json!({ "put": key.as_str(), "encoding": encoding, "value": value });
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let left = expires_ms.map(|at| u128::from(at).saturating_sub(now));
+    if let (Some(left), Some(fields)) = (left, op.as_object_mut()) {
+        fields.insert("ttl_ms".to_owned(), json!(u64::try_from(left).unwrap_or(u64::MAX)));
+    }
     let bytes = encoding.decode(value).map_err(|error| error.to_string())?.len();
     if bytes > MAX_VALUE_BYTES {
         return Err(format!("the value has {bytes} bytes, the limit is {MAX_VALUE_BYTES}"));
     }
-    Ok((op, key.as_bytes().len() + bytes))
+    Ok((left != Some(0)).then(|| (op, key.as_bytes().len() + bytes)))
 }
 
 /// Shows how far an import is: rewriting one line on a terminal, else a line now and then.

@@ -79,6 +79,39 @@ fn a04_an_export_imports_to_the_same_and_a_cut_one_says_so() {
 }
 
 #[test]
+fn f03_an_export_keeps_expiry_and_shows_all_siblings_if_asked() {
+    let node = TestNode::start();
+    node.kvdb(&["put", "/soon", "1", "--ttl", "1ms"], b"");
+    node.kvdb(&["put", "/later", "2", "--ttl", "7d"], b"");
+    // Two writers that had not seen each other: one names what it has seen, which is nothing.
+    node.kvdb(&["put", "/both", "a"], b"");
+    let nothing = format!("{}-1", "0".repeat(32));
+    node.kvdb(&["put", "/both", "b", "--seen", &nothing], b"");
+    let siblings = node.kvdb(&["export", "--siblings"], b"").stdout;
+    let lines: Vec<serde_json::Value> =
+        siblings.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+    let both = lines.iter().find(|line| line["key"] == "/both").unwrap();
+    let values: Vec<_> = both["siblings"].as_array().unwrap().iter().map(|sibling| sibling["value"].as_str().unwrap()).collect();
+    assert_eq!(values.len(), 2, "{both}");
+    assert!(
+        both["siblings"].as_array().unwrap().iter().all(|sibling| sibling["dot"].is_string() && sibling["stamp"].is_string())
+    );
+    let later = lines.iter().find(|line| line["key"] == "/later").unwrap();
+    assert!(later["siblings"][0]["expires_ms"].is_u64(), "{later}");
+    let (code, line) = failed(&node.kvdb(&["import"], &siblings));
+    assert!(code == 2 && line.contains("--siblings"), "{line}");
+    let export = node.kvdb(&["export"], b"").stdout;
+    let other = TestNode::start();
+    assert!(other.kvdb(&["import"], &export).status.success());
+    let again = String::from_utf8(other.kvdb(&["export"], b"").stdout).unwrap();
+    assert!(again.contains("\"/later\"") && again.contains("expires_ms") && !again.contains("\"/soon\""), "{again}");
+    // What has expired since it was exported is not imported.
+    let expired = br#"{"key":"/gone","encoding":"utf8","value":"x","expires_ms":1}"#;
+    assert!(other.kvdb(&["import"], expired).status.success());
+    assert_eq!(other.kvdb(&["get", "/gone"], b"").status.code(), Some(1));
+}
+
+#[test]
 fn k04_every_way_in_gives_a_key_the_same_form() {
     let node = TestNode::start();
     let (odd, normal) = (" /a//b/ ", "/ /a/b/ ");
