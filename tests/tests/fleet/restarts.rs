@@ -39,7 +39,7 @@ fn situation_14_a_fleet_that_lost_power_as_a_whole_comes_back_by_itself() {
     fleet.wait_holders(2);
     assert_kept(&fleet, &kept);
     let answer = wait_for("a write", || fleet.put(2, "/after", "1", "").filter(|answer| answer.status == 200));
-    assert_eq!(answer.holders().len(), 2);
+    assert!(answer.holders().len() >= 2, "{answer:?}");
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_drained_member_hands_over_before_it_lets_go_and_may_hold_again() {
     let ops: Vec<Value> = keys.iter().map(|key| json!({ "put": key, "value": key })).collect();
     let answer = fleet.ask(0, "POST", "/v1/databases/demo/batch", json!({ "ops": ops }).to_string().as_bytes()).unwrap();
     assert_eq!(answer.status, 200, "{answer:?}");
-    let drained = fleet.wait_holders(2)[0];
+    let drained = fleet.wait_settled(2)[0];
     // Asked for at another member, which passes it on.
     let asked = (drained + 1) % 3;
     let answer = drain(&fleet, asked, &json!({ "peer_id": fleet.ids[drained] }));
@@ -90,7 +90,7 @@ fn holders_are_raised_and_lowered_in_use_and_wrong_numbers_are_refused() {
         let answer = change(wrong.clone());
         assert_eq!((answer.status, answer.code().as_str()), (400, "bad_request"), "{wrong}: {answer:?}");
     }
-    assert_eq!(change(json!(3)).status, 200);
+    wait_for("raised", || (change(json!(3)).status == 200).then_some(()));
     fleet.wait_holders(3);
     let answer = wait_for("three confirm", || fleet.put(0, "/a", "1", "").filter(|answer| answer.status == 200));
     assert_eq!(answer.holders().len(), 3, "the default follows: {answer:?}");

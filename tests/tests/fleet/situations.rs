@@ -30,7 +30,7 @@ fn situation_01_what_was_confirmed_outlives_the_node_that_served_it_with_its_dis
         let served_by = fleet.at(answer.json()["served_by"].as_str().unwrap());
         fleet.nodes[served_by].kill();
         lose_disk(&fleet, served_by);
-        assert_eq!(answer.holders().len(), 2, "{answer:?}");
+        assert!(answer.holders().len() >= 2, "{answer:?}");
         kept.push(key);
         for at in fleet.running().collect::<Vec<_>>() {
             for key in &kept {
@@ -164,7 +164,8 @@ fn situation_03_the_only_other_holder_hangs() {
     let answer = fleet.put(server, "/a", "1", "?deadline_ms=500").unwrap();
     let problem = answer.json();
     assert_eq!((answer.status, answer.code().as_str()), (503, "unconfirmed"), "{problem}");
-    assert_eq!(strings(&problem["write"]["holders"]), [fleet.ids[server].clone()], "{problem}");
+    // A disk that is slower than the deadline has not said so yet.
+    assert!(strings(&problem["write"]["holders"]).iter().all(|holder| *holder == fleet.ids[server]), "{problem}");
     // The command line says that it is written, where, and exits with 4.
     let output = fleet.nodes[server].client(&["put", "/b", "1", "--require", "2", "--deadline", "500ms"], "");
     let said = String::from_utf8(output.stderr).unwrap();

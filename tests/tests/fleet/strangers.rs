@@ -115,5 +115,5 @@ fn c11_a_member_with_another_network_key_says_which_setting_and_harms_nobody() {
         members.contains(&(fleet.ids[wrong].clone(), "dead".to_owned())).then_some(())
     });
     let answer = wait_for("a write", || fleet.put(holders[1], "/a", "1", "").filter(|answer| answer.status == 200));
-    assert_eq!(answer.holders().len(), 2);
+    assert!(answer.holders().len() >= 2, "{answer:?}");
 }
