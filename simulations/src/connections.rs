@@ -276,6 +276,7 @@ impl World {
 
     /// Sends a gossip message: it may be lost, come twice, or overtake another.
     fn whisper(&mut self, message: GossipMessage) {
+        *self.counters.entry("gossip_bytes").or_default() += message.data.len() as u64;
         let now = self.now;
         let Some(path) = self.net.path(message.from, message.to) else { return };
         if path.cut || path.silent || self.random.millionths(path.loss) {

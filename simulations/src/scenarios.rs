@@ -12,7 +12,7 @@ macro_rules! built_in {
 }
 
 built_in! {
-    "chaos" "swarm" "chaos-fleet" "fleet-calm" "situation_01" "situation_02" "situation_03" "situation_04" "situation_05" "situation_06" "situation_07" "situation_08" "situation_09" "situation_10" "situation_11" "situation_12" "situation_13" "situation_14" "situation_15" "calm" "wide" "scale" "compaction" "mutation-hunt" "crowd" "retries" "gossip" "conditions" "upkeep" "snapshots" "expiry" "hostile" "reads" "broad" "c03" "c04"
+    "chaos" "swarm" "chaos-fleet" "fleet-calm" "situation_01" "situation_02" "situation_03" "situation_04" "situation_05" "situation_06" "situation_07" "situation_08" "situation_09" "situation_10" "situation_11" "situation_12" "situation_13" "situation_14" "situation_15" "calm" "wide" "scale" "compaction" "mutation-hunt" "crowd" "retries" "gossip" "conditions" "upkeep" "snapshots" "joins" "expiry" "hostile" "reads" "broad" "c03" "c04"
     "c06" "c08" "c10" "d01" "d02" "d05" "d06" "d13"
     "d14" "d18" "d19" "d20" "d22" "g05" "g06" "m01"
     "m06" "m07" "m08" "m09" "m10" "r01" "r09" "r18"

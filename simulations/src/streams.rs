@@ -193,12 +193,14 @@ impl World {
         }
         let Some(state) = self.net.streams.get_mut(&stream) else { return };
         let flow = state.flows.of(side);
-        let before = flow.queued_bytes;
-        flow.queued_bytes += frame.size_hint();
+        let (before, hint) = (flow.queued_bytes, frame.size_hint());
+        flow.queued_bytes += hint;
         if before > WRITE_QUEUE_BYTES {
             return self.input(id, Input::QueueFull(peer));
         }
         flow.queue.push_back(frame);
+        self.count("frames_sent");
+        *self.counters.entry("stream_bytes").or_default() += hint as u64;
         self.write(stream, side);
     }
 

@@ -306,6 +306,13 @@ impl World {
         self.skipped = writes;
     }
 
+    /// Hands blocks to a node's engine, as if somebody had sent them.
+    pub fn deliver(&mut self, node: NodeId, blocks: Vec<crdt::Block>) {
+        let Some(database) = blocks.first().map(crdt::Block::database) else { return };
+        let work = Work::Blocks { database, blocks, source: crdt::Source(0) };
+        self.submit(node, work, Sender::Nobody);
+    }
+
     /// Writes a readable trace from now on.
     pub fn trace_to(&mut self, sink: TraceSink) {
         self.sink = Some(sink);

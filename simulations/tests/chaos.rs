@@ -5,7 +5,9 @@ use simulations::scenarios::load;
 
 #[test]
 fn a_few_seeds_of_chaos_and_of_swarms() {
-    for (name, seeds) in [("chaos", 0..3), ("swarm", 0..6), ("mutation-hunt", 0..1), ("calm", 0..1), ("wide", 0..1)] {
+    for (name, seeds) in
+        [("chaos", 0..1), ("swarm", 0..4), ("compaction", 0..1), ("snapshots", 1..2), ("conditions", 0..1), ("upkeep", 0..1)]
+    {
         let scenario = load(name).unwrap();
         for seed in seeds {
             let outcome = run(&scenario, seed, Extras::default());

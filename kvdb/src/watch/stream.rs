@@ -28,6 +28,9 @@ use crate::stream::ListStream;
 /// changes, but several changes may become one event, and one may be told twice after a resume. What has expired is
 /// hidden from `get` at once, but told only when something else changes the key, or a tombstone removes it.
 ///
+/// An event may tell of a write that is not on disk yet. After a power failure of the node such a write may be gone, and a
+/// token of an event that was told before it may still be good: whoever keeps what was told should list again then.
+///
 /// An error is the last item.
 pub struct WatchStream {
     database: Database,

@@ -15,7 +15,16 @@ impl Check for Memory {
         "memory"
     }
 
-    fn glance(&mut self, node: NodeId, database: DatabaseId, world: &WorldView<'_>, _: &Truth) -> Verdict {
+    fn glance(&mut self, node: NodeId, database: DatabaseId, world: &WorldView<'_>, truth: &Truth) -> Verdict {
+        if world.databases().len() > 1 {
+            // What waits in a pool waits for blocks of this database.
+            let wanted = world.replica(node, &database).into_iter().flat_map(crdt::Replica::wanted);
+            let others = || world.databases().iter().filter(|other| **other != database);
+            let foreign = |dot: &crdt::Dot| others().any(|other| truth.blocks.contains_key(&(*other, *dot)));
+            if let Some(dot) = wanted.into_iter().find(foreign) {
+                return Err(format!("n{node} keeps a block that waits for {dot} of another database"));
+            }
+        }
         let (blocks, bytes) = world.replica(node, &database).map_or((0, 0), crdt::Replica::pending);
         if blocks > MAX_PENDING_BLOCKS {
             return Err(format!("n{node} has {blocks} blocks in its pending pool, the limit is {MAX_PENDING_BLOCKS}"));

@@ -164,6 +164,8 @@ pub struct Truth {
     copies: BTreeMap<(NodeId, DatabaseId), Copy>,
     /// Complete batches of each node's disk.
     batches: BTreeMap<NodeId, usize>,
+    /// For each node the databases of which not everything is synced.
+    late: BTreeMap<NodeId, BTreeSet<DatabaseId>>,
     /// Requests whose outcomes any node has forgotten.
     forgotten: BTreeSet<RequestId>,
     nothing: Copy,
@@ -189,6 +191,7 @@ impl Truth {
         let copy = self.copies.entry((node, database)).or_default();
         copy.take(block);
         copy.batches.resize(copy.order.len(), batch);
+        self.late.entry(node).or_default().insert(database);
     }
 
     /// A node's disk has switched to a snapshot's rows.
@@ -201,6 +204,7 @@ impl Truth {
         let switched = self.switch_copy(&mut copy, set);
         copy.batches.resize(copy.order.len(), batch);
         self.copies.insert((node, set.database), copy);
+        self.late.entry(node).or_default().insert(set.database);
         switched.map_err(|what| format!("n{node} {what}"))
     }
 
@@ -238,10 +242,14 @@ impl Truth {
 
     /// A node's disk says that it has synced so many of its batches, and really has synced so many.
     pub fn synced(&mut self, node: NodeId, said: usize, really: usize) {
-        for (_, copy) in self.copies.range_mut((node, DatabaseId([0; 32]))..=(node, DatabaseId([255; 32]))) {
+        let copies = &mut self.copies;
+        let Some(late) = self.late.get_mut(&node) else { return };
+        late.retain(|database| {
+            let Some(copy) = copies.get_mut(&(node, *database)) else { return false };
             copy.said_synced = copy.batches.partition_point(|batch| *batch < said);
             copy.synced = copy.batches.partition_point(|batch| *batch < really);
-        }
+            copy.synced.min(copy.said_synced) < copy.order.len()
+        });
     }
 
     /// A batch of a node's disk is complete.
@@ -273,6 +281,7 @@ impl Truth {
             }
             copy.batches.resize(copy.order.len(), at);
         }
+        self.late.entry(node).or_default().insert(database);
         Ok(self.copies.insert((node, database), copy).unwrap_or_default())
     }
 

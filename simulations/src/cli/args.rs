@@ -142,6 +142,9 @@ pub struct ScaleArgs {
     /// The seed
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Writes the table as JSON to this file too
+    #[arg(long)]
+    pub out: Option<PathBuf>,
 }
 
 /// Options of `mutations`.
