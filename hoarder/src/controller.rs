@@ -222,6 +222,8 @@ pub struct Controller {
     /// What the store said of writes that wait for their confirmation.
     payloads: BTreeMap<u64, Bytes>,
     questions: BTreeMap<DatabaseId, Vec<(PeerId, Cover)>>,
+    /// Conditional writes that wait for the others' agreement, and when those were last asked.
+    agreeing: BTreeMap<u64, (Moment, Cover)>,
     burials: BTreeMap<DatabaseId, Burial>,
     deciding: BTreeMap<DatabaseId, Deciding>,
     confirming: BTreeMap<DatabaseId, Confirming>,
@@ -294,6 +296,7 @@ impl Controller {
             asks: BTreeMap::new(),
             payloads: BTreeMap::new(),
             questions: BTreeMap::new(),
+            agreeing: BTreeMap::new(),
             burials: BTreeMap::new(),
             deciding: BTreeMap::new(),
             confirming: BTreeMap::new(),
@@ -404,6 +407,7 @@ impl Controller {
         }
         self.compare_on(now);
         self.ask_restarted();
+        self.ask_again_to_agree(now);
         self.expire(now);
         for database in self.joining.iter().chain(&self.letting_go).chain(&self.undesired).chain(self.confirming.keys()) {
             self.reconcile.want(*database);

@@ -6,7 +6,7 @@ mod links;
 mod state;
 mod store;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -153,13 +153,15 @@ impl Driver {
             registry.apply(key, Some(value));
         }
         // Before the controller sees the registry: it must know what is here when it sees who claims what.
-        let known: Vec<(DatabaseId, DatabaseName)> = registry.all().map(|(id, live)| (id, live.name.clone())).collect();
-        let here: BTreeSet<DatabaseId> =
-            self.node.databases().map_err(|error| error.to_string())?.into_iter().map(|info| info.id).collect();
-        for (id, name) in known.into_iter().filter(|(id, _)| here.contains(id)) {
-            let database = self.node.database(&name).await.map_err(|error| error.to_string())?;
-            self.open.insert(id, database);
-            self.controller.found(id);
+        // One that was dropped while this node was away is not opened, and deleted as soon as the controller sees that.
+        for info in self.node.databases().map_err(|error| error.to_string())? {
+            if registry.live(&info.id).is_some() {
+                let open = self.node.database_at(&info.name, info.generation).await.map_err(|error| error.to_string())?;
+                self.open.insert(info.id, open);
+            }
+            if registry.name_of(&info.id).is_some() {
+                self.controller.found(info.id);
+            }
         }
         self.read_registry().await;
         let all: Vec<DatabaseId> = self.open.keys().copied().chain([registry_id()]).collect();
@@ -195,6 +197,8 @@ impl Driver {
                         }
                         self.input(*input).await;
                     }
+                    // Dropped while it was being opened.
+                    Event::Opened(id, _) if self.controller.registry().is_dropped(&id) => self.destroy(id),
                     Event::Opened(id, database) => {
                         self.open.insert(id, database);
                         self.heat(id);
@@ -367,16 +371,7 @@ impl Driver {
             Output::Send(peer, frame) => self.links.send(peer, &frame),
             Output::Open(database) | Output::Thaw(database) => self.open(database),
             Output::Freeze(database) => return self.freeze(database).await,
-            Output::Destroy(database) => {
-                if let Some(open) = self.open.remove(&database) {
-                    // Closed it is neither served nor replicated. The bytes go when kvdb can drop a database.
-                    if let Err(error) = open.close().await {
-                        tracing::warn!(%database, %error, "closing a database that was let go of");
-                    }
-                }
-                self.durable.retain(|(of, _), _| *of != database);
-                return Some(Input::Destroyed(database));
-            }
+            Output::Destroy(database) => self.destroy(database),
             Output::WriteRegistry(token, changes) => {
                 self.heat(registry_id());
                 store::write_registry(self.registry.clone(), token, changes, self.events.clone());
@@ -408,17 +403,17 @@ impl Driver {
 
     fn open(&self, database: DatabaseId) {
         let Some(live) = self.controller.registry().live(&database) else { return };
-        if live.generation != 0 {
-            tracing::error!(name = %live.name, "this release cannot open a database that was dropped and made again");
-            return;
-        }
-        let (node, name, events) = (self.node.clone(), live.name.clone(), self.events.clone());
-        tokio::spawn(async move {
-            match node.database(&name).await {
-                Ok(open) => drop(events.send(Event::Opened(database, open)).await),
-                Err(error) => tracing::error!(%name, %error, "cannot open a database that this node is to hold"),
-            }
-        });
+        store::open(self.node.clone(), live.name.clone(), live.generation, self.events.clone());
+    }
+
+    /// Deletes what is here: the whole database if it was dropped, else this node's copy, which was handed over.
+    fn destroy(&mut self, database: DatabaseId) {
+        self.open.remove(&database);
+        self.hot.remove(&database);
+        self.durable.retain(|(of, _), _| *of != database);
+        let Some((name, generation)) = self.controller.registry().name_of(&database) else { return };
+        let dropped = self.controller.registry().is_dropped(&database);
+        store::destroy(self.node.clone(), (name.clone(), generation, database), dropped, self.events.clone());
     }
 
     /// A closed database merges and accepts nothing more.

@@ -230,6 +230,12 @@ impl Registry {
         self.ids.get(database).is_some_and(|(name, generation)| *generation < self.dropped_below(name))
     }
 
+    /// Name and generation of a database, dropped or not.
+    #[must_use]
+    pub fn name_of(&self, database: &DatabaseId) -> Option<(&DatabaseName, u64)> {
+        self.ids.get(database).map(|(name, generation)| (name, *generation))
+    }
+
     /// All databases ever made that the registry still knows, dropped ones included.
     pub fn ids(&self) -> impl Iterator<Item = DatabaseId> + '_ {
         self.ids.keys().copied()

@@ -97,6 +97,12 @@ pub enum OpenDatabaseError {
     /// The name breaks the rule for names.
     #[error(transparent)]
     Name(#[from] DatabaseNameError),
+    /// Another generation than the one asked for is here, or that one was dropped.
+    #[error("generation {here} of the database is here, or is the next that can be")]
+    Generation {
+        /// The one that is here, or the first that can be.
+        here: u64,
+    },
     /// Too many are open.
     #[error("{limit} databases are open, which is the limit")]
     TooManyOpen {

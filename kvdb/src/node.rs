@@ -311,6 +311,19 @@ impl Node {
     /// # Errors
     /// See [`OpenDatabaseError`].
     pub async fn database(&self, name: &DatabaseName) -> Result<Database, OpenDatabaseError> {
+        self.open_database(name, None).await
+    }
+
+    /// As [`Node::database`], of one generation and no other, for whoever counts generations for several nodes: made when
+    /// neither it nor another one is here and it was not dropped.
+    ///
+    /// # Errors
+    /// [`OpenDatabaseError::Generation`] if another one is here, or it was dropped.
+    pub async fn database_at(&self, name: &DatabaseName, generation: u64) -> Result<Database, OpenDatabaseError> {
+        self.open_database(name, Some(generation)).await
+    }
+
+    async fn open_database(&self, name: &DatabaseName, generation: Option<u64>) -> Result<Database, OpenDatabaseError> {
         // Nothing is dropped between the look into the catalogue and the opening.
         let _one = self.0.lifecycle.lock().await;
         let (shards, wanted, open) = (Arc::clone(&self.0.shards), name.clone(), self.0.shards.open_databases());
@@ -319,7 +332,13 @@ impl Node {
             if open.len() >= MAX_OPEN_DATABASES && !shards.find(&wanted)?.as_ref().is_some_and(is_open) {
                 return Ok(None);
             }
-            shards.find_or_make(&wanted).map(Some)
+            let here = if generation.is_some() { Some(shards.generation(&wanted)?) } else { None };
+            match (generation, here) {
+                (Some(generation), Some(here)) if here > generation || (here < generation && shards.find(&wanted)?.is_some()) => {
+                    Err(OpenDatabaseError::Generation { here })
+                }
+                _ => Ok(Some(shards.find_or_make(&wanted, generation.unwrap_or(0))?)),
+            }
         });
         let found = found.await.map_err(|error| OpenDatabaseError::Store { cause: error.to_string() })??;
         let (place, record) = found.ok_or(OpenDatabaseError::TooManyOpen { limit: MAX_OPEN_DATABASES })?;
@@ -343,7 +362,32 @@ impl Node {
     /// # Cancel safety
     /// Once polled it goes on when the future is dropped.
     pub async fn drop_database(&self, name: &DatabaseName) -> Result<(), DropError> {
-        let task = tokio::spawn(drop_database(Arc::clone(&self.0), name.clone()));
+        let task = tokio::spawn(drop_database(Arc::clone(&self.0), name.clone(), None, Leaves::Generation));
+        task.await.unwrap_or_else(|error| Err(DropError::Store { cause: error.to_string() }))
+    }
+
+    /// As [`Node::drop_database`], of this generation only: another one stays.
+    ///
+    /// # Errors
+    /// See [`DropError`]; not found if another one is here.
+    pub async fn drop_generation(&self, name: &DatabaseName, generation: u64) -> Result<(), DropError> {
+        self.take_out(name, generation, Leaves::Generation).await
+    }
+
+    /// Deletes this node's copy of one generation of a database and nothing else: others keep theirs, no peer is told that it
+    /// was dropped, and the same generation can be opened again, empty. Whether anybody else has the data is the caller's to know.
+    ///
+    /// # Errors
+    /// See [`DropError`]; not found if another one is here.
+    ///
+    /// # Durability
+    /// On disk when this returns.
+    pub async fn remove_copy(&self, name: &DatabaseName, generation: u64) -> Result<(), DropError> {
+        self.take_out(name, generation, Leaves::Nothing).await
+    }
+
+    async fn take_out(&self, name: &DatabaseName, generation: u64, leaves: Leaves) -> Result<(), DropError> {
+        let task = tokio::spawn(drop_database(Arc::clone(&self.0), name.clone(), Some(generation), leaves));
         task.await.unwrap_or_else(|error| Err(DropError::Store { cause: error.to_string() }))
     }
 
@@ -430,11 +474,21 @@ impl Node {
     }
 }
 
-async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropError> {
+/// What is left of a database that is taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaves {
+    /// It was dropped: its name goes on with the next generation, and peers are told.
+    Generation,
+    /// Only this copy goes.
+    Nothing,
+}
+
+async fn drop_database(node: Arc<Inner>, name: DatabaseName, generation: Option<u64>, leaves: Leaves) -> Result<(), DropError> {
     let _one = node.lifecycle.lock().await;
-    let found = node.shards.find(&name)?;
+    let dropped_for_all = leaves == Leaves::Generation;
+    let found = node.shards.find(&name)?.filter(|(_, record)| generation.is_none_or(|wanted| wanted == record.generation));
     let (place, record) = found.ok_or_else(|| DropError::NotFound(name.clone()))?;
-    let shared = place.engine.shared(&record.id);
+    let shared = place.engine.shared(&record.id).filter(|_| dropped_for_all);
     if let Some(shared) = &shared {
         shared.set_dropped();
     }
@@ -446,7 +500,7 @@ async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropE
     let dropped = match closed {
         Ok(()) => {
             let shards = Arc::clone(&node.shards);
-            let unlinked = tokio::task::spawn_blocking(move || shards.unlink(&place, &name)).await;
+            let unlinked = tokio::task::spawn_blocking(move || shards.unlink(&place, &name, dropped_for_all)).await;
             let failed = |error: tokio::task::JoinError| Err(ReadError::Store { cause: error.to_string() }.into());
             unlinked.unwrap_or_else(failed).map_err(DropError::from)
         }
@@ -458,7 +512,7 @@ async fn drop_database(node: Arc<Inner>, name: DatabaseName) -> Result<(), DropE
         }
         return Err(error);
     }
-    if let Some(net) = &node.net {
+    if let Some(net) = node.net.as_ref().filter(|_| dropped_for_all) {
         net.dropped(vec![record.id]).await;
     }
     remove_dropped(&node);

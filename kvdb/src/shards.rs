@@ -132,16 +132,27 @@ impl Shards {
         failed.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// Where a name is; made in the least loaded directory if it is nowhere. One caller at a time.
-    pub(crate) fn find_or_make(&self, name: &DatabaseName) -> Result<(Arc<Shard>, DatabaseRecord), PlaceError> {
+    /// The generation that a name has, or else the first that it can have.
+    pub(crate) fn generation(&self, name: &DatabaseName) -> Result<u64, PlaceError> {
+        match self.find(name)? {
+            Some((_, record)) => Ok(record.generation),
+            None => Ok(self.next_generation(name)?),
+        }
+    }
+
+    fn next_generation(&self, name: &DatabaseName) -> Result<u64, ReadError> {
+        let next = |shard: &Arc<Shard>| shard.read(|store| store.next_generation(name));
+        self.open.iter().map(next).try_fold(0, |greatest, next| Ok(greatest.max(next?)))
+    }
+
+    /// Where a name is; made in the least loaded directory if it is nowhere, in a generation not below `at_least`. One caller
+    /// at a time.
+    pub(crate) fn find_or_make(&self, name: &DatabaseName, at_least: u64) -> Result<(Arc<Shard>, DatabaseRecord), PlaceError> {
         if let Some(found) = self.find(name)? {
             return Ok(found);
         }
         let mut notes = self.notes();
-        let mut generation = 0;
-        for shard in &self.open {
-            generation = generation.max(shard.read(|store| store.next_generation(name))?);
-        }
+        let generation = self.next_generation(name)?.max(at_least);
         let shard = self.least_loaded()?;
         if let Some(notes) = notes.as_mut() {
             self.renew(notes)?;
@@ -153,12 +164,13 @@ impl Shards {
         Ok((shard, record))
     }
 
-    /// Drops a name from a store, which the engine must not have open. One caller at a time.
-    pub(crate) fn unlink(&self, shard: &Shard, name: &DatabaseName) -> Result<(), PlaceError> {
-        let dropped = shard.read(|store| store.drop_database(name))?;
+    /// Drops a name from a store, which the engine must not have open, or only lets go of this copy, so that no generation ends
+    /// by it. One caller at a time.
+    pub(crate) fn unlink(&self, shard: &Shard, name: &DatabaseName, drop: bool) -> Result<(), PlaceError> {
+        let dropped = shard.read(|store| if drop { store.drop_database(name) } else { store.remove_database(name) })?;
         let mut notes = self.notes();
         if let (Some(notes), Some(record)) = (notes.as_mut(), dropped) {
-            let place = Place { store: shard.id, generation: record.generation + 1, live: false };
+            let place = Place { store: shard.id, generation: record.generation + u64::from(drop), live: false };
             // It is dropped whatever the notes say: at worst its name is refused while that directory cannot be opened.
             if let Err(error) =
                 self.renew(notes).and_then(|()| notes.add(name, &place).map_err(|error| PlaceError::Notes(error.to_string())))
@@ -382,7 +394,7 @@ mod tests {
         let name = |text: &str| DatabaseName::parse(text).unwrap();
         let mut all = Vec::new();
         for text in ["one", "two"] {
-            let (shard, record) = shards.find_or_make(&name(text)).unwrap();
+            let (shard, record) = shards.find_or_make(&name(text), 0).unwrap();
             shard.engine.open(record.id).await.unwrap();
             all.push((shard, record.id));
         }
@@ -397,7 +409,7 @@ mod tests {
         assert!(shards.poison().unwrap().contains(&format!("in {}", other.display())), "it says which");
         assert_eq!(shards.status().iter().map(|shard| shard.poisoned.is_some()).collect::<Vec<_>>(), [false, true]);
         for text in ["three", "four"] {
-            assert_eq!(shards.find_or_make(&name(text)).unwrap().0.directory, home);
+            assert_eq!(shards.find_or_make(&name(text), 0).unwrap().0.directory, home);
         }
         shards.stop();
     }

@@ -114,14 +114,29 @@ impl Controller {
         let agreement = conditional.then(|| Agreement::new((self.random)() >> 1, self.epoch, self.me));
         if let Some(agreement) = &agreement {
             let vv: VersionVector = [(dot.replica, dot.seq)].into_iter().collect();
-            for peer in self.ready_holders(&database).into_iter().filter(|peer| *peer != self.me) {
-                let cover = Cover { attempt: agreement.attempt, database, purpose: Purpose::Confirm, vv: vv.clone() };
-                self.out.push(Output::Send(peer, Frame::Cover(cover)));
-            }
+            let cover = Cover { attempt: agreement.attempt, database, purpose: Purpose::Confirm, vv };
+            self.ask_to_agree(number, cover, now);
         }
         self.payloads.insert(number, payload);
         self.barrier.wait(database, dot, number, durability, deadline, agreement);
         self.settle(database, now);
+    }
+
+    fn ask_to_agree(&mut self, call: u64, cover: Cover, now: Moment) {
+        for peer in self.ready_holders(&cover.database).into_iter().filter(|peer| *peer != self.me) {
+            self.out.push(Output::Send(peer, Frame::Cover(cover.clone())));
+        }
+        self.agreeing.insert(call, (now, cover));
+    }
+
+    /// Asks again whoever is to agree to conditional writes that still wait: a frame may be lost, and who was not ready may be
+    /// by now.
+    pub(super) fn ask_again_to_agree(&mut self, now: Moment) {
+        let again = self.options.claims.ask_again;
+        let due = self.agreeing.iter().filter(|(_, (asked, _))| now >= *asked + again);
+        for (call, cover) in due.map(|(call, (_, cover))| (*call, cover.clone())).collect::<Vec<_>>() {
+            self.ask_to_agree(call, cover, now);
+        }
     }
 
     /// Lets go what the acknowledgements cover by now.
@@ -197,6 +212,7 @@ impl Controller {
             self.reply(origin, code, answer.clone());
         }
         self.payloads.remove(&number);
+        self.agreeing.remove(&number);
         self.reconcile.want(database);
     }
 

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use crdt::{Dot, Key, RequestId, Signer};
-use kvdb::{Batch, Database, ListItem, ListOptions, Prefix, ReadError, WaitError, WriteError};
+use crdt::{DatabaseId, DatabaseName, Dot, Key, RequestId, Signer};
+use kvdb::{
+    Batch, Database, DropError, ListItem, ListOptions, Node, OpenDatabaseError, Prefix, ReadError, WaitError, WriteError,
+};
 use tokio::sync::mpsc;
 
 use super::Event;
 use crate::controller::Input;
 use crate::limits::DOT_PATIENCE;
 use crate::wire::{Code, Get, Refusal, decode_ops, encode_entry, encode_outcomes};
+
+/// Pause after the store has failed.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The node's identity, as far as signing goes.
 pub(super) struct NodeSigner(pub(super) Arc<dyn Signer + Send + Sync>);
@@ -57,6 +62,50 @@ fn tell(events: mpsc::Sender<Event>, answer: impl Future<Output = Input> + Send 
         let input = answer.await;
         // The driver being gone is the end of everything.
         let _ = events.send(Event::Input(Box::new(input))).await;
+    });
+}
+
+/// Opens a database, making it if it is not there. An older generation that is here was dropped, or there were no newer one.
+pub(super) fn open(node: Node, name: DatabaseName, generation: u64, events: mpsc::Sender<Event>) {
+    tokio::spawn(async move {
+        while !events.is_closed() {
+            match node.database_at(&name, generation).await {
+                Ok(open) => return drop(events.send(Event::Opened(open.id(), open)).await),
+                Err(OpenDatabaseError::Generation { here }) if here < generation => {
+                    if let Err(error) = node.drop_generation(&name, here).await {
+                        tracing::error!(%name, %error, "cannot drop an older generation");
+                        tokio::time::sleep(RETRY).await;
+                    }
+                }
+                // Dropped here meanwhile, or the node is closed.
+                Err(OpenDatabaseError::Generation { .. } | OpenDatabaseError::Closed) => return,
+                Err(error) => {
+                    tracing::error!(%name, %error, "cannot open a database that this node is to hold");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    });
+}
+
+/// Deletes what is here of one generation of a database, and says so when it is unlinked on disk.
+pub(super) fn destroy(node: Node, place: (DatabaseName, u64, DatabaseId), dropped: bool, events: mpsc::Sender<Event>) {
+    let (name, generation, database) = place;
+    tokio::spawn(async move {
+        while !events.is_closed() {
+            let gone =
+                if dropped { node.drop_generation(&name, generation).await } else { node.remove_copy(&name, generation).await };
+            match gone {
+                Ok(()) | Err(DropError::NotFound(_)) => {
+                    return drop(events.send(Event::Input(Box::new(Input::Destroyed(database)))).await);
+                }
+                Err(DropError::Closed) => return,
+                Err(error) => {
+                    tracing::error!(%name, %error, "cannot delete a database that is not to be here any more");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
     });
 }
 

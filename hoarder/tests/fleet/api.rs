@@ -40,7 +40,9 @@ async fn situation_05_conditions_are_right_whichever_node_is_asked_and_a_retry_g
                 assert_eq!(put, Err(FleetError::Refused(refusal)));
                 let matched = Op::put(key("/c"), format!("{number}")).if_match(dot);
                 let put = fleet(member).batch(&name, matched, options).await.unwrap();
-                assert_eq!((put.holders.len(), put.ops), (2, vec![OpOutcome::Put]));
+                assert_eq!(put.holders.len(), 2);
+                // On a slow machine the call may have been tried again, and so be answered by its own first attempt.
+                assert!(matches!(put.ops[..], [OpOutcome::Put | OpOutcome::Repeated]), "{:?}", put.ops);
                 last = put.dot;
             }
         }
@@ -96,4 +98,54 @@ async fn serving_is_told(members: &[Member], name: &DatabaseName) {
         assert!(matches!(nowhere, Err(FleetError::NoDatabase)), "{nowhere:?}");
     }
     assert_eq!(here, 2);
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..600 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("not within a minute: {what}");
+}
+
+fn has(member: &Member, id: kvdb::DatabaseId) -> bool {
+    member.node.databases().unwrap().iter().any(|info| info.id == id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn situation_13_a_name_dropped_and_made_again_begins_anew_everywhere_and_what_is_let_go_of_is_deleted() {
+    let members = three().await;
+    let name: DatabaseName = "a".parse().unwrap();
+    create(&members[0], &name, 2).await;
+    let options = WriteOptions { deadline: Duration::from_secs(60), ..WriteOptions::from(Durability::Require(2)) };
+    fleet(&members[0]).put(&name, &key("/old"), "v", options).await.unwrap();
+    let old = fleet(&members[0]).placement(&name).await.unwrap().database;
+
+    fleet(&members[1]).drop_database(&name).await.unwrap();
+    for member in &members {
+        until("the data of a dropped database are gone", || !has(member, old)).await;
+    }
+    create(&members[2], &name, 2).await;
+    for member in &members {
+        wait("two holders of the new one", member, &name, |placement| placement.database != old && placement.ready.len() == 2)
+            .await;
+        assert_eq!(value(member, &name, &key("/old")).await, None);
+    }
+    fleet(&members[0]).put(&name, &key("/new"), "v", options).await.unwrap();
+
+    // A holder that is drained hands over to the third, and then deletes its copy; the others still have everything.
+    let placement = fleet(&members[0]).placement(&name).await.unwrap();
+    let drained = members.iter().find(|member| placement.ready.contains(&member.node.peer_id())).unwrap();
+    fleet(drained).drain(true).await.unwrap();
+    until("what was let go of is deleted", || !has(drained, placement.database)).await;
+    assert_eq!(value(drained, &name, &key("/new")).await.unwrap(), "v");
+    // No generation has ended by that: wanted again, it takes the same database in.
+    fleet(drained).drain(false).await.unwrap();
+    wait("three holders", drained, &name, |placement| placement.ready.contains(&drained.node.peer_id())).await;
+    let after = fleet(drained).placement(&name).await.unwrap();
+    assert_eq!(after.database, placement.database);
+    assert!(has(drained, placement.database) && !has(drained, old));
+    close(members).await;
 }

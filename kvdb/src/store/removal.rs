@@ -9,6 +9,7 @@ use rocksdb::{CompactOptions, WriteBatch};
 use super::catalog::{self, Numbers};
 use super::error::StoreError;
 use super::layout::{self, Family};
+use super::rocks::Inner;
 use super::{DatabaseRecord, RocksStore};
 use crate::limits::{DROP_PIECE_RECORDS, MAX_DROPPED_GENERATIONS};
 
@@ -43,9 +44,22 @@ impl RocksStore {
     /// # Durability
     /// On disk when this returns. A crash leaves it whole or unlinked.
     pub fn drop_database(&self, name: &DatabaseName) -> Result<Option<DatabaseRecord>, StoreError> {
+        self.unlink(name, catalog::unlink)
+    }
+
+    /// As [`RocksStore::drop_database`], but no generation ends by it: the same database may be taken in again.
+    pub(crate) fn remove_database(&self, name: &DatabaseName) -> Result<Option<DatabaseRecord>, StoreError> {
+        self.unlink(name, catalog::unlink_moved)
+    }
+
+    fn unlink(
+        &self,
+        name: &DatabaseName,
+        unlink: impl FnOnce(&Inner, &DatabaseRecord) -> Result<(), StoreError>,
+    ) -> Result<Option<DatabaseRecord>, StoreError> {
         let _creating = self.0.creating.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(record) = catalog::find(&self.0.inner, name)? else { return Ok(None) };
-        catalog::unlink(&self.0.inner, &record)?;
+        unlink(&self.0.inner, &record)?;
         self.0.numbers.write().unwrap_or_else(PoisonError::into_inner).remove(&record.id);
         Ok(Some(record))
     }
