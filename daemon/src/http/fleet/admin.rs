@@ -198,8 +198,8 @@ pub(super) async fn change(member: &Member, name: &DatabaseName, call: Call) -> 
 /// `DELETE /v1/databases/{db}`: dropped in the whole fleet.
 pub(super) async fn drop(member: &Member, name: &DatabaseName, call: Call) -> Result<Response, Problem> {
     call.query.finish()?;
-    member.view(name.clone()).await?;
-    Err(Problem::new(Code::ConditionUnsupported, format!("{name}: a database of a fleet cannot be dropped yet")))
+    member.fleet().drop_database(name).await?;
+    json(StatusCode::OK, &json!({ "name": name.as_str(), "dropped": true }))
 }
 
 /// Which member is to hold nothing, or may hold again.
