@@ -29,6 +29,7 @@ sim: setup ## simulate clusters under faults: 200 fixed seeds and 50 fresh ones,
 	$(BUILD) --bin simulations
 	$(BIN)/simulations run --scenario chaos --seeds 0..120
 	$(BIN)/simulations run --scenario swarm --seeds 0..80
+	$(BIN)/simulations run --scenario chaos-fleet --seeds 0..10
 	$(BIN)/simulations run --scenario chaos --fresh 30
 	$(BIN)/simulations run --scenario swarm --fresh 20
 

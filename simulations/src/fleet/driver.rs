@@ -169,7 +169,9 @@ impl World {
     /// Since when a node reaches fewer than half of the members.
     fn note_alone(&mut self, id: NodeId) {
         let up = |other: &NodeId| self.nodes.get(*other).is_some_and(|node| node.process().is_some() && node.frozen.is_none());
-        let reaches = |other: &NodeId| *other == id || (!self.net.is_cut(id, *other) && !self.net.is_cut(*other, id));
+        // Heard, if only through a third one.
+        let hears = |from: NodeId, to: NodeId| from == to || !self.net.is_cut(from, to);
+        let reaches = |other: &NodeId| self.fleet.members.iter().any(|via| up(via) && hears(*other, *via) && hears(*via, id));
         let there = self.fleet.members.iter().filter(|other| up(other) && reaches(other)).count();
         if there * 2 < self.fleet.members.len() {
             let now = self.now;
