@@ -1,8 +1,5 @@
 //! One test for each scenario that is named after a case of `tests/CASES.md`.
 
-use simulations::runner::{Extras, run};
-use simulations::scenarios::load;
-
 /// Each scenario is run under so many seeds here; `make sim` and `simulations run` try more.
 const SEEDS: u64 = 2;
 
@@ -56,10 +53,5 @@ cases! {
 }
 
 fn check(name: &str) {
-    let scenario = load(name).unwrap_or_else(|what| panic!("{what}"));
-    for seed in 0..SEEDS {
-        let outcome = run(&scenario, seed, Extras::default());
-        assert_eq!(outcome.violation, None, "scenario {name}, seed {seed}");
-        assert!(outcome.equal_after.is_some(), "scenario {name}, seed {seed}: never equal");
-    }
+    crate::check(name, 0..SEEDS);
 }

@@ -3,13 +3,7 @@
 use simulations::runner::{Extras, run};
 use simulations::scenarios::load;
 
-fn check(name: &str, seeds: std::ops::Range<u64>) {
-    let scenario = load(name).unwrap_or_else(|what| panic!("{what}"));
-    for seed in seeds {
-        let outcome = run(&scenario, seed, Extras::default());
-        assert_eq!(outcome.violation, None, "scenario {name}, seed {seed}");
-    }
-}
+use crate::check;
 
 #[test]
 fn a_few_seeds_of_fleets() {
