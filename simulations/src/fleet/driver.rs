@@ -382,6 +382,8 @@ impl World {
 
     /// A member is about to write a claim of its own, or to remove it.
     fn note_claim(&mut self, id: NodeId, key: &crdt::Key, put: bool) {
+        // As of now: what was held up by a cut that has just healed is heard at once.
+        self.note_alone(id);
         let (Some(peer), Some(controller)) = (self.peer_of(id), self.controller(id)) else { return };
         let mut parts = key.as_str().split('/').skip(1);
         let (Some("claim"), Some(hex), Some(who)) = (parts.next(), parts.next(), parts.next()) else { return };
