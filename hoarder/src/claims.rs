@@ -304,7 +304,11 @@ impl Holding {
             Phase::Joining(_) => self.join(context, own, wants),
             Phase::Ready => self.serve(context, own, wants),
             Phase::Leaving(_) => self.leave(context, own, wants),
-            Phase::Unclaiming if own.is_some() => false,
+            // Again, should the registry have refused it; one that is under way is not written twice.
+            Phase::Unclaiming | Phase::Withdrawing if own.is_some() => {
+                wants.push(Want::Unclaim);
+                false
+            }
             Phase::Unclaiming => {
                 self.phase = Phase::Destroying;
                 wants.push(Want::Destroy);

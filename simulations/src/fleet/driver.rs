@@ -356,16 +356,16 @@ impl World {
     fn served(&mut self, id: NodeId, code: Code, answer: &Answer) {
         let mine = self.peer_of(id) == Some(answer.served_by);
         let (true, Code::Done | Code::Unconfirmed, Some(dot)) = (mine, code, answer.dot) else { return };
-        let found = self.fleet.dots.iter().find(|((_, of), _)| *of == dot).map(|((database, _), number)| (*database, *number));
-        let Some((database, number)) = found else { return };
+        let found = self
+            .fleet
+            .dots
+            .iter()
+            .find(|((_, of), _)| *of == dot)
+            .map(|((database, _), (number, durability))| (*database, *number, *durability));
+        let Some((database, number, durability)) = found else { return };
         let Some(asked) = self.fleet.asked.get(&number).cloned() else { return };
         let Some(controller) = self.controller(id) else { return };
         let holders = controller.holders_of(&database);
-        let default = controller.registry().live(&database).map_or(Durability::Require(holders), |live| live.settings.durability);
-        let durability = asked.durability.unwrap_or(match default {
-            Durability::Require(k) => Durability::Require(k.min(holders)),
-            other => other,
-        });
         let epoch = controller.membership().epoch();
         let members: Vec<NodeId> = self.fleet.members.iter().copied().collect();
         let lowest = members.iter().filter_map(|id| {
@@ -378,6 +378,18 @@ impl World {
         self.count(if done { "fleet_confirmed" } else { "fleet_unconfirmed" });
         let seen = FleetSeen::Served { node: id, database, asked: &asked, dot, durability, done, named, holders, lowest, epoch };
         self.observe_fleet(&seen);
+    }
+
+    /// What a write that a holder has just taken waits for.
+    pub(crate) fn waited_for(&self, id: NodeId, database: &DatabaseId, number: u64) -> Durability {
+        let asked = self.fleet.asked.get(&number).and_then(|asked| asked.durability);
+        let Some(controller) = self.controller(id) else { return asked.unwrap_or(Durability::Local) };
+        let holders = controller.holders_of(database);
+        let default = controller.registry().live(database).map_or(Durability::Require(holders), |live| live.settings.durability);
+        asked.unwrap_or(match default {
+            Durability::Require(k) => Durability::Require(k.min(holders)),
+            other => other,
+        })
     }
 
     /// A member is about to write a claim of its own, or to remove it.

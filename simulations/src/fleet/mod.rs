@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use crdt::{DatabaseId, DatabaseName, Dot, Key, RequestId, VersionVector};
 use hoarder::registry::registry_id;
-use hoarder::{Controller, Input, PeerId};
+use hoarder::{Controller, Durability, Input, PeerId};
 
 use crate::net::ConnId;
 use crate::observe::NodeId;
@@ -130,8 +130,8 @@ pub(crate) struct Fleet {
     /// Callers by the token of their call.
     pub(crate) tokens: BTreeMap<u64, (usize, u64)>,
     pub(crate) next: u64,
-    /// What each block is the answer to.
-    pub(crate) dots: BTreeMap<(DatabaseId, Dot), u64>,
+    /// What each block is the answer to, and what it waits for.
+    pub(crate) dots: BTreeMap<(DatabaseId, Dot), (u64, Durability)>,
     /// Requests in the registry's and the databases' names, so that each write has a caller of its own.
     pub(crate) callers: usize,
     /// Nodes that are told to hold nothing.

@@ -115,7 +115,8 @@ impl World {
                 let input = match answer {
                     Ok(written) => {
                         if let Some(dot) = written.dot {
-                            self.fleet.dots.insert((question.database, dot), number);
+                            let durability = self.waited_for(id, &question.database, number);
+                            self.fleet.dots.insert((question.database, dot), (number, durability));
                         }
                         Input::Committed(call, written.dot, Bytes::new())
                     }
