@@ -197,7 +197,9 @@ async fn a_directory_that_cannot_be_opened_takes_only_its_own_databases_away() {
         let node = open(dir.path(), 3).await;
         let status = node.status();
         assert!(status.shards.iter().all(|shard| shard.unavailable.is_some() == (shard.directory == disks[1])), "{how}");
-        for info in node.databases().unwrap() {
+        let listed = node.databases().unwrap();
+        assert_eq!(listed.iter().filter(|info| info.unavailable.is_some()).count(), 1, "what is not to be had is listed, {how}");
+        for info in listed {
             let opened = node.database(&info.name).await;
             if info.directory == disks[1] {
                 let error = opened.unwrap_err();
