@@ -117,6 +117,7 @@ pub(super) struct Heard {
     pub(super) consumed: u64,
     pub(super) opened: bool,
     pub(super) blocks: u64,
+    greeted: bool,
     pub(super) error: Option<(ErrorCode, String)>,
     pub(super) ended: bool,
 }
@@ -134,27 +135,30 @@ pub(super) fn hello() -> Frame {
 }
 
 impl SyncPeer {
-    /// Opens the stream and says nothing yet.
+    /// Opens the stream and says nothing yet. One that comes together with another peer's may be dropped before the victim
+    /// sees it, by libp2p: then it is opened again, as an honest peer would.
     pub(super) async fn silent(address: &Multiaddr, victim: PeerId) -> Self {
         let adversary = Adversary::new(address, victim).await;
-        let stream = adversary.open(SYNC).await.expect("a sync stream");
-        let (mut reading, writing) = stream.split();
-        let heard: Arc<Mutex<Heard>> = Arc::default();
-        let ear = Arc::clone(&heard);
-        tokio::spawn(async move {
-            while let Some(frame) = read(&mut reading).await {
-                let mut heard = ear.lock().unwrap();
-                match frame {
-                    Frame::Ack { consumed, .. } => heard.consumed = heard.consumed.max(consumed),
-                    Frame::Open(_) => heard.opened = true,
-                    Frame::Blocks { blocks, .. } => heard.blocks += blocks.len() as u64,
-                    Frame::Error { code, text } => heard.error = Some((code, text)),
-                    _ => {}
-                }
+        let end = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let stream = adversary.open(SYNC).await.expect("a sync stream");
+            let (reading, writing) = stream.split();
+            let heard: Arc<Mutex<Heard>> = Arc::default();
+            tokio::spawn(listen(reading, Arc::clone(&heard)));
+            let state = || {
+                let heard = heard.lock().unwrap();
+                (heard.greeted, heard.ended)
+            };
+            while state() == (false, false) {
+                assert!(tokio::time::Instant::now() < end, "no hello");
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            ear.lock().unwrap().ended = true;
-        });
-        Self { adversary, writing, heard, sent: 0 }
+            if state().0 {
+                return Self { adversary, writing, heard, sent: 0 };
+            }
+            assert!(tokio::time::Instant::now() < end, "every stream ends without a hello");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Opens the stream and the database, as an honest peer would.
@@ -248,6 +252,21 @@ impl SyncPeer {
         let (_, text) = error.unwrap_or_else(|| panic!("ended without a word, {words:?} was expected"));
         assert!(text.contains(words), "{text:?} does not say {words:?}");
     }
+}
+
+async fn listen(mut reading: futures::io::ReadHalf<Stream>, ear: Arc<Mutex<Heard>>) {
+    while let Some(frame) = read(&mut reading).await {
+        let mut heard = ear.lock().unwrap();
+        match frame {
+            Frame::Hello(_) => heard.greeted = true,
+            Frame::Ack { consumed, .. } => heard.consumed = heard.consumed.max(consumed),
+            Frame::Open(_) => heard.opened = true,
+            Frame::Blocks { blocks, .. } => heard.blocks += blocks.len() as u64,
+            Frame::Error { code, text } => heard.error = Some((code, text)),
+            _ => {}
+        }
+    }
+    ear.lock().unwrap().ended = true;
 }
 
 async fn read(stream: &mut (impl futures::AsyncRead + Unpin)) -> Option<Frame> {
