@@ -358,6 +358,9 @@ impl World {
                 batches
             }
         };
+        if lost > 0 {
+            self.watchers_list_again(id);
+        }
         self.note(Some(id), "ended", || format!("{how:?}, {lost} batches lost"));
         self.observe(&Observation::Ended { node: id, how, lost });
     }

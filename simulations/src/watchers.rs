@@ -26,8 +26,6 @@ pub(crate) struct Follower {
     map: BTreeMap<Key, Dot>,
     token: Option<WatchToken>,
     watch: Option<Watch>,
-    /// The process that told more than the token says.
-    ahead_of_token: Option<u64>,
 }
 
 /// A watch that is open.
@@ -83,9 +81,16 @@ impl World {
                 map: BTreeMap::new(),
                 token: None,
                 watch: None,
-                ahead_of_token: None,
             }));
             self.at(at, Event::Watch(id));
+        }
+    }
+
+    /// The disk of a node has lost something that its watchers may have been told of, or that came before their tokens. The
+    /// log may later have the same block at the same place after other ones, so they list again, as the manual says.
+    pub(crate) fn watchers_list_again(&mut self, node: NodeId) {
+        for follower in self.watchers.iter_mut().flatten().filter(|follower| follower.node == node) {
+            (follower.token, follower.watch) = (None, None);
         }
     }
 
@@ -142,10 +147,6 @@ impl World {
         if follower.watch.as_ref().is_some_and(|watch| watch.incarnation != incarnation) {
             // The connection is gone with the process; what was made ready was not taken.
             follower.leave();
-        }
-        if follower.ahead_of_token.take_if(|told_by| *told_by != incarnation).is_some() {
-            // What it was told beyond its token may have been lost with a power failure, and nobody would say so.
-            follower.token = None;
         }
         let process = process?;
         if follower.watch.is_none() {
@@ -249,8 +250,6 @@ impl Follower {
         let Some(watch) = self.watch.take() else { return };
         if watch.ready.is_empty() {
             self.token = watch.watcher.position().token().or(self.token);
-        } else {
-            self.ahead_of_token = Some(watch.incarnation);
         }
     }
 }
